@@ -1,0 +1,53 @@
+"""The `data` section of a run's spec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ..errors import UnknownName
+from ..settings import Count, Positive, about, settings
+from .partition import KINDS, PartitionedClients, partition
+from .sources import DATASETS, Dataset, load
+
+GENERATED = "generated"
+
+
+@settings
+class DataSettings:
+    """Which data, and how they are split across clients."""
+
+    name: Annotated[
+        str,
+        about("mnist, fashion-mnist, cifar10, or digits (embedded); generated: the problem makes its own"),
+    ] = "mnist"
+    clients: Annotated[Count, about("registered clients")] = 100
+    partition: Annotated[str, about("iid, shards (sorted by label, as in the paper) or dirichlet")] = "shards"
+    alpha: Annotated[Positive, about("dirichlet: the smaller, the less alike the clients")] = 0.5
+    shards_per_client: Annotated[Count, about("shards: how many a client gets")] = 2
+    train_share: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        about("share of a client's rows for the lower loss; left out: 0.5 for iid, else 0.8"),
+    ] = None
+
+    def load(self, seed: int) -> tuple[Dataset, PartitionedClients]:
+        """The data set, fetched if need be, and its clients."""
+        dataset = load(self.name)
+        parts = partition(
+            self.partition,
+            dataset.train_targets,
+            self.clients,
+            seed=seed,
+            alpha=self.alpha,
+            shards_per_client=self.shards_per_client,
+            train_share=self.train_share,
+        )
+        return dataset, PartitionedClients(dataset, parts)
+
+    def check(self) -> None:
+        """Raise if a name is not known."""
+        if self.name != GENERATED and self.name not in DATASETS:
+            raise UnknownName("data set: data.name =", self.name, [*DATASETS, GENERATED])
+        if self.partition not in KINDS:
+            raise UnknownName("partition: data.partition =", self.partition, KINDS)

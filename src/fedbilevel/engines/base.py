@@ -1,0 +1,139 @@
+"""The interface between the federation and what runs the clients.
+
+An engine is given a `Call` and yields the cohort's replies. It draws the samples where the data are, counts
+nothing, and knows no algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+
+from ..data.clients import ClientData, Clients, ClientSize, Part
+from ..oracle import Arrays, Memory, Oracle, PartArrays
+from ..problem import Problem
+from ..steps import Descriptor, PerClient, Step, draw
+
+PyTree = Any
+
+
+class Held(NamedTuple):
+    """A vector that clients keep: its version, and which of the cohort do not have it yet."""
+
+    version: int
+    value: Array
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One round, as an engine sees it.
+
+    `address` is where the samples of the round are drawn: (seed, kind, round).
+    `arrays` are sent down and may change from call to call; `constants` (None, bool, int, str) choose the
+    program; `own` has one value for each registered client.
+    """
+
+    step: Step[Any, Any]
+    address: tuple[int | str, ...]
+    clients: tuple[int, ...]
+    held: Mapping[str, Held] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, PerClient] = field(default_factory=dict)
+    samples: Mapping[str, Descriptor] = field(default_factory=dict)
+
+    @property
+    def vectors(self) -> dict[str, Array]:
+        """The held vectors by name."""
+        return {name: held.value for name, held in self.held.items()}
+
+    @property
+    def program(self) -> tuple[Any, ...]:
+        """What the compiled program of this call depends on, shapes aside."""
+        return self.step, tuple(sorted(self.constants.items()))
+
+    def __str__(self) -> str:
+        return f"{self.step.name}, {self.address[1]} {self.address[2]}"
+
+
+class Replies(NamedTuple):
+    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason."""
+
+    clients: tuple[int, ...]
+    reply: Any
+    failures: Mapping[int, str] = {}
+
+
+class Engine(Protocol):
+    """What runs client steps."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def clients(self) -> Clients: ...
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        """Run the step on every client of the cohort; yield replies in the order of the cohort."""
+
+
+class Work(NamedTuple):
+    """One client's side of a call: its own values and the rows it drew."""
+
+    own: dict[str, np.ndarray]
+    draws: dict[str, Any]
+
+
+def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> Work:
+    """Draw the rows of a call for one client, at the address (seed, kind, round, argument, client)."""
+    own = {name: np.float32(values.values[client]) for name, values in call.own.items()}
+    draws = {
+        name: draw(
+            descriptor,
+            (*call.address, name),
+            client,
+            getattr(size, descriptor.part),
+            getattr(capacity, descriptor.part),
+        )
+        for name, descriptor in call.samples.items()
+    }
+    return Work(own, draws)
+
+
+def perform(
+    problem: Problem,
+    call: Call,
+    vectors: dict[str, Array],
+    arrays: Mapping[str, Array],
+    work: Work,
+    data: Arrays,
+    memory: Memory | None,
+) -> Any:
+    """Run a step for one client. Pure: engines jit it, and batch it over clients."""
+    oracle = Oracle(problem, vectors, data, memory)
+    return call.step(oracle, **arrays, **call.constants, **work.own, **work.draws)
+
+
+def pad(data: ClientData, capacity: ClientSize) -> Arrays:
+    """Pad both parts to the capacity with copies of their first row, which get weight zero."""
+
+    def fill(part: Part, rows: int) -> PartArrays:
+        count = part.rows
+
+        def grow(a: Any) -> np.ndarray:
+            a = np.asarray(a)
+            if count == rows:
+                return a
+            out = np.empty((rows, *a.shape[1:]), a.dtype)
+            out[:count], out[count:] = a, a[:1]
+            return out
+
+        return PartArrays(*jax.tree.map(grow, part), np.int32(count))
+
+    return Arrays(fill(data.lower, capacity.lower), fill(data.upper, capacity.upper))

@@ -1,0 +1,147 @@
+"""All clients of the cohort in one compiled program a step.
+
+The cohort is cut into chunks that fit a memory limit; within a chunk clients are batched by `vmap` or served
+one after the other by `lax.map`, and spread over the devices of the host when there are several. Chunks have
+one shape, so nothing compiles twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..data.clients import Clients
+from ..errors import FedBilevelError, SettingsError, StepError
+from ..oracle import Arrays, remember
+from ..problem import Problem
+from .base import Call, Replies, pad, perform, prepare
+
+PyTree = Any
+MIB = 2**20
+
+
+class Resident(NamedTuple):
+    """A chunk's data on the devices, and what its clients computed from the x of a version."""
+
+    data: Arrays
+    version: int | None
+    memory: Any
+
+
+class Simulation:
+    """Runs a cohort as one jitted program a step.
+
+    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program
+    memory_limit    MiB for the data and features of the chunks that are kept; the chunk's size follows
+    devices         the devices to spread clients over; all that JAX sees when left out
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        clients: Clients,
+        *,
+        over: Literal["vmap", "map"] = "vmap",
+        memory_limit: int = 1024,
+        devices: int | None = None,
+    ) -> None:
+        self.problem, self.clients = problem, clients
+        self._over = over
+        self._limit = memory_limit * MIB
+        available = jax.devices()
+        if devices is not None and not 1 <= devices <= len(available):
+            raise SettingsError(f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}")
+        self._mesh = jax.make_mesh((devices or len(available),), ("clients",), devices=available[:devices])
+        self._programs: dict[Any, Any] = {}
+        self._residents: OrderedDict[tuple[int, ...], Resident] = OrderedDict()
+        self._remember = self._compile(lambda shared, each: remember(problem, shared, each))
+        self._client_bytes = self._estimate()
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        for chunk, asked in self._chunks(call.clients):
+            try:
+                reply = self._reply(call, chunk)
+            except FedBilevelError:
+                raise
+            except Exception as error:
+                raise StepError(f"{call}: {type(error).__name__}: {error}") from error
+            if len(asked) < len(chunk):
+                reply = jax.tree.map(lambda a, n=len(asked): a[:n], reply)
+            yield Replies(asked, reply)
+
+    def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
+        capacity = self.clients.capacity
+        works = [prepare(call, client, self.clients.size(client), capacity) for client in chunk]
+        work = self._spread(_stack(works))
+        resident = self._resident(call, chunk)
+        if call.program not in self._programs:
+            self._programs[call.program] = self._compile(
+                lambda shared, each: perform(self.problem, call, *shared, *each)
+            )
+        shared = (call.vectors, call.arrays)
+        return self._programs[call.program](shared, (work, resident.data, resident.memory))
+
+    def _compile(self, function: Any) -> Any:
+        """jit function(shared, each) over a leading client axis of `each`, spread over the devices."""
+
+        def batched(shared: PyTree, each: PyTree) -> PyTree:
+            if self._over == "vmap":
+                return jax.vmap(function, in_axes=(None, 0))(shared, each)
+            return jax.lax.map(lambda one: function(shared, one), each)
+
+        if self._mesh.size == 1:
+            return jax.jit(batched)
+        everywhere, apart = PartitionSpec(), PartitionSpec("clients")
+        return jax.jit(
+            jax.shard_map(
+                batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
+            )
+        )
+
+    def _chunks(self, cohort: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Chunks of equal size, the last filled up with its last client, beside those really asked."""
+        most = max(1, self._limit // self._client_bytes)
+        count = -(-len(cohort) // most)
+        size = -(-len(cohort) // count)
+        size = -(-size // self._mesh.size) * self._mesh.size
+        for start in range(0, len(cohort), size):
+            asked = cohort[start : start + size]
+            yield asked + asked[-1:] * (size - len(asked)), asked
+
+    def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
+        """The chunk's data, and its memory at the held x, kept for the next round of this chunk."""
+        resident = self._residents.pop(chunk, None)
+        if resident is None:
+            while self._residents and (len(self._residents) + 1) * len(chunk) * self._client_bytes > self._limit:
+                self._residents.popitem(last=False)
+            arrays = [pad(self.clients.load(client), self.clients.capacity) for client in chunk]
+            resident = Resident(self._spread(_stack(arrays)), None, None)
+        if "x" in call.held and resident.version != call.held["x"].version:
+            held = call.held["x"]
+            resident = Resident(resident.data, held.version, self._remember(held.value, resident.data))
+        self._residents[chunk] = resident
+        return resident
+
+    def _spread(self, tree: PyTree) -> PyTree:
+        if self._mesh.size == 1:
+            return tree
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec("clients")))
+
+    def _estimate(self) -> int:
+        """Bytes a client takes: its data, its memory, and a handful of vectors while a step runs."""
+        one = pad(self.clients.load(0), self.clients.capacity)
+        x = self.problem.flat_x.vector
+        memory = jax.eval_shape(lambda v, d: remember(self.problem, v, d), x, one)
+        leaves = [*jax.tree.leaves(one), *jax.tree.leaves(memory)]
+        vectors = 8 * 4 * (self.problem.size_x + self.problem.size_y)
+        return int(sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in leaves)) + vectors
+
+
+def _stack(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)

@@ -1,0 +1,54 @@
+"""The exceptions of fedbilevel.
+
+    FedBilevelError            everything this library raises on purpose
+    ├── SettingsError          a setting is wrong: names field, value and remedy       (exit code 2)
+    │   ├── UnknownName        a name that is not in its table of names                (exit code 2)
+    │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
+    │   └── RunFolderError     the output folder holds another run, or another spec    (exit code 2)
+    ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
+    ├── StepError              a client step failed: names client, step and round      (exit code 1)
+    └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FedBilevelError(Exception):
+    """Everything this library raises on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class SettingsError(FedBilevelError):
+    """A setting is wrong; the message names the field, its value and a remedy."""
+
+    exit_code = 2
+
+
+class UnknownName(SettingsError):
+    """A name that is not in its table of names."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"{what} {name!r} is unknown; use one of: {', '.join(sorted(known))}")
+
+
+class CorruptData(SettingsError):
+    """A cached or downloaded file whose contents are not what its name says."""
+
+
+class RunFolderError(SettingsError):
+    """The output folder holds another run, or a checkpoint of another spec."""
+
+
+class DataUnavailable(FedBilevelError):
+    """No source for a data set could be reached."""
+
+
+class StepError(FedBilevelError):
+    """A client step failed; the message names the client, the step and the round."""
+
+
+class TooFewReplies(FedBilevelError):
+    """A round got fewer valid replies than the federation needs."""

@@ -1,0 +1,302 @@
+"""The federation and its ledger: the only code that counts rounds and bytes.
+
+One call of `round` is one communication round: vectors go down to the cohort, a client step runs on each, the
+mean of the valid replies comes back. `2N+3` comes out of the ledger; nobody writes it down.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from . import rng
+from .engines.base import Call, Engine, Held, Replies
+from .errors import SettingsError, TooFewReplies
+from .steps import Epochs, PerClient, Sample, Samples, Step
+
+R = TypeVar("R", bound=tuple[Any, ...])
+Weighting = Literal["uniform", "samples"]
+
+
+@dataclass
+class Account:
+    """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars."""
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    rejected: int = 0
+
+
+@dataclass
+class Ledger:
+    """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
+
+    `rejected` counts the replies that were not used, by client and reason.
+    """
+
+    steps: dict[str, Account] = field(default_factory=dict)
+    probes: dict[str, Account] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rounds(self) -> int:
+        return sum(a.rounds for a in self.steps.values())
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(a.bytes_up for a in self.steps.values())
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(a.bytes_down for a in self.steps.values())
+
+    @property
+    def seconds(self) -> float:
+        return sum(a.seconds for a in self.steps.values())
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The ledger as JSON values, and `from_mapping` the way back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
+        books = [{k: Account(**a) for k, a in values[book].items()} for book in ("steps", "probes")]
+        return cls(*books, Counter(values["rejected"]))
+
+
+@dataclass
+class _Shelf:
+    """What the server has given out to hold, and which clients have it."""
+
+    version: int
+    value: Array
+    holders: set[int]
+
+
+class Federation:
+    """A server's view of its clients.
+
+    engine       what runs the clients
+    seed         the root of every random address: cohorts, samples, the algorithm's own choices
+    min_replies  a round with fewer valid replies raises `TooFewReplies`
+    weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
+    ledger       the books to go on with, when a run is resumed
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        seed: int = 0,
+        min_replies: int = 1,
+        weighting: Weighting = "uniform",
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.engine, self.seed = engine, seed
+        self.ledger = Ledger() if ledger is None else ledger
+        self.clients: tuple[int, ...] = tuple(range(engine.clients.count))
+        self._min_replies, self._weighting = min_replies, weighting
+        self._shelves: dict[str, _Shelf] = {}
+
+    def cohort(self, participation: int | float | None) -> Federation:
+        """This federation with a random part of its clients: a number, a share (a float), or None for all.
+
+        It shares the ledger and what clients hold. The choice is drawn at (seed, "cohort", rounds so far).
+        """
+        count = cohort_size(participation, len(self.clients))
+        view = copy.copy(self)
+        if count < len(self.clients):
+            chosen = self.rng("cohort").choice(len(self.clients), count, replace=False)
+            view.clients = tuple(self.clients[i] for i in sorted(chosen))
+        return view
+
+    def rng(self, name: str) -> np.random.Generator:
+        """The server's randomness for a purpose, at (seed, name, rounds so far)."""
+        return rng.generator(self.seed, name, self.ledger.rounds)
+
+    def hold(self, **vectors: Array) -> None:
+        """Give clients vectors to keep. They ride on the next round a client is in, once for each client."""
+        for name, value in vectors.items():
+            version = self._shelves[name].version + 1 if name in self._shelves else 0
+            self._shelves[name] = _Shelf(version, value, set())
+
+    def round(self, step: Step[Any, R], **arguments: Any) -> R:
+        """One communication round: run `step` on the cohort and return the mean of the valid replies.
+
+        Arrays are sent down and billed. `Sample`, `Samples` and `Epochs` are drawn by each client;
+        `PerClient` gives each its own value; numbers and flags are settings of the step.
+        """
+        held = {
+            name: Held(shelf.version, shelf.value, tuple(c for c in self.clients if c not in shelf.holders))
+            for name, shelf in self._shelves.items()
+        }
+        call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, held, arguments)
+        account = self.ledger.steps.setdefault(step.name, Account())
+        for shelf in self._shelves.values():
+            shelf.holders.update(self.clients)
+        return self._exchange(call, account)
+
+    def probe(self, step: Step[Any, R], clients: tuple[int, ...] | None = None, **arguments: Any) -> R:
+        """As `round`, for a measurement: billed apart, on any clients, without touching what they hold."""
+        chosen = self.clients if clients is None else clients
+        call = _call(step, (self.seed, "probe", self.ledger.rounds), chosen, {}, arguments)
+        return self._exchange(call, self.ledger.probes.setdefault(step.name, Account()))
+
+    def _exchange(self, call: Call, account: Account) -> Any:
+        start = time.perf_counter()
+        mean, reasons = _Mean(), dict[int, str]()
+        for replies in self.engine.replies(call):
+            reasons.update(replies.failures)
+            wrong = self._misfit(call, replies, mean)
+            account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply))
+            if wrong:
+                reasons.update(dict.fromkeys(replies.clients, wrong))
+            else:
+                reasons.update(mean.add(replies, self._weights(replies.clients)))
+        account.rounds += 1
+        account.bytes_down += len(call.clients) * _nbytes(call.arrays)
+        account.bytes_down += sum(len(h.missing) * _nbytes(h.value) for h in call.held.values())
+        account.seconds += time.perf_counter() - start
+        account.rejected += len(reasons)
+        self.ledger.rejected.update(f"client {c}: {call.step.name}: {why}" for c, why in reasons.items())
+        if mean.count < self._min_replies:
+            raise TooFewReplies(_complaint(call, mean.count, self._min_replies, reasons))
+        return mean.value
+
+    def _misfit(self, call: Call, replies: Replies, mean: _Mean) -> str | None:
+        """Why stacked replies do not have the fields, shapes and type that the step promises, if so."""
+        problem = self.engine.problem
+        shapes = {"x": (problem.size_x,), "y": (problem.size_y,), "scalar": ()}
+        fields = replies.reply._asdict() if hasattr(replies.reply, "_asdict") else {}
+        if fields.keys() != call.step.reply.keys():
+            return f"fields {sorted(fields)} instead of {sorted(call.step.reply)}"
+        for name, kind in call.step.reply.items():
+            value = fields[name]
+            if value is None:
+                continue
+            if value.shape[1:] != shapes[kind]:
+                return f"{name} has shape {value.shape[1:]} instead of {shapes[kind]}"
+            if value.dtype != jnp.float32:
+                return f"{name} has type {value.dtype} instead of float32"
+        if mean.total is not None and jax.tree.structure(mean.total) != jax.tree.structure(replies.reply):
+            return "another selection of fields than the replies before it"
+        return None
+
+    def _weights(self, clients: tuple[int, ...]) -> np.ndarray:
+        if self._weighting == "uniform":
+            return np.ones(len(clients), np.float32)
+        return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
+
+
+def cohort_size(participation: int | float | None, clients: int) -> int:
+    """How many clients a participation means: a count, a share of `clients` (at least one), or all."""
+    if participation is None:
+        return clients
+    if isinstance(participation, int):
+        if not 1 <= participation <= clients:
+            raise SettingsError(
+                f"participation = {participation} is wrong: there are {clients} clients; use 1 to {clients}, "
+                "or a share such as 0.1"
+            )
+        return participation
+    if not 0 < participation <= 1:
+        raise SettingsError(
+            f"participation = {participation} is wrong: a share lies above 0 and at most at 1; "
+            "write a whole number for a count of clients"
+        )
+    return max(1, round(participation * clients))
+
+
+class _Mean:
+    """The running weighted mean of valid replies."""
+
+    def __init__(self) -> None:
+        self.total: Any = None
+        self.weight, self.count = 0.0, 0
+
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
+        """Add stacked replies; return who was left out because a vector is not finite."""
+        total, finite = _weighted_sum(replies.reply, weights)
+        finite = {name: np.asarray(ok) for name, ok in finite.items()}
+        valid = np.all(list(finite.values()), axis=0) if finite else np.ones(len(weights), bool)
+        self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
+        self.weight += float(weights[valid].sum())
+        self.count += int(valid.sum())
+        return {
+            client: f"{next(n for n, ok in finite.items() if not ok[i])} is not finite"
+            for i, client in enumerate(replies.clients)
+            if not valid[i]
+        }
+
+    @property
+    def value(self) -> Any:
+        return jax.tree.map(partial(_divide, by=np.float32(self.weight)), self.total)
+
+
+@jax.jit
+def _weighted_sum(reply: Any, weights: Array) -> tuple[Any, dict[str, Array]]:
+    """Σ_i w_i r_i over the clients all of whose vectors are finite, and which those are by field."""
+    axes = {n: tuple(range(1, a.ndim)) for n, a in reply._asdict().items() if a is not None}
+    finite = {n: jnp.all(jnp.isfinite(getattr(reply, n)), axis=axis) for n, axis in axes.items()}
+    valid = jnp.all(jnp.stack(list(finite.values())), axis=0)
+    kept = jnp.where(valid, weights, 0.0)
+
+    def total(a: Array) -> Array:
+        return jnp.tensordot(kept, jnp.where(jnp.expand_dims(valid, tuple(range(1, a.ndim))), a, 0.0), axes=1)
+
+    return jax.tree.map(total, reply), finite
+
+
+@jax.jit
+def _divide(a: Array, by: Array) -> Array:
+    return a / by
+
+
+def _call(
+    step: Step[Any, Any],
+    address: tuple[int | str, ...],
+    clients: tuple[int, ...],
+    held: dict[str, Held],
+    arguments: dict[str, Any],
+) -> Call:
+    arrays, constants, own, samples = {}, {}, {}, {}
+    for name, value in arguments.items():
+        if isinstance(value, Sample | Samples | Epochs):
+            samples[name] = value
+        elif isinstance(value, PerClient):
+            own[name] = value
+        elif isinstance(value, Array | np.ndarray):
+            arrays[name] = value
+        elif isinstance(value, float):
+            arrays[name] = np.float32(value)
+        else:
+            constants[name] = value
+    return Call(step, address, clients, held, arrays, constants, own, samples)
+
+
+def _nbytes(tree: Any) -> int:
+    """Payload bytes: vectors count, scalars do not."""
+    return sum(a.nbytes for a in jax.tree.leaves(tree) if a.ndim)
+
+
+def _complaint(call: Call, got: int, needed: int, reasons: Mapping[int, str]) -> str:
+    text = f"{call}: {got} valid replies of {len(call.clients)}, {needed} needed"
+    text += "".join(f"; client {c}: {why}" for c, why in list(reasons.items())[:3])
+    text += f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    numbers = ", ".join(f"{k} ({float(v):.3g})" for k, v in call.arrays.items() if np.ndim(v) == 0)
+    if numbers and any("not finite" in why for why in reasons.values()):
+        text += f"; try a smaller {numbers}"
+    return text

@@ -1,0 +1,149 @@
+"""A client's derivatives, on flat float32 vectors.
+
+    f_x = ∇_x f_i    f_y = ∇_y f_i    g_y = ∇_y g_i    g_yy v = ∇²_y g_i v    g_xy v = ∇_x∇_y g_i v
+
+No matrix is formed: g_yy v is forward over reverse, g_xy v the x-gradient of the derivative of g_i along v.
+
+With `embed`, what depends on the held x alone is computed once: the features of all rows and the pullback of
+`embed` (its vector-Jacobian product with the forward pass stored). Every y-derivative then works on stored
+features, and each x-derivative on all rows at the held x costs one product instead of a forward and a
+backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .problem import Batch, Problem, PyTree
+from .steps import Draw, PartName
+
+
+class PartArrays(NamedTuple):
+    """A part of a client's data, padded to the capacity; the first `count` rows are real."""
+
+    inputs: PyTree
+    targets: PyTree
+    count: Array
+
+
+class Arrays(NamedTuple):
+    """A client's data as an engine holds it."""
+
+    lower: PartArrays
+    upper: PartArrays
+
+
+class Embedded(NamedTuple):
+    """embed(x, inputs) of all rows, and its pullback from features to x."""
+
+    features: PyTree
+    pullback: Any
+
+
+class Memory(NamedTuple):
+    """What a client computes once when it gets a new x."""
+
+    lower: Embedded
+    upper: Embedded
+
+
+def remember(problem: Problem, x: Array, data: Arrays) -> Memory | None:
+    """Embed both parts at x; None when the problem has no `embed`."""
+    if problem.embed is None:
+        return None
+    return Memory(*(Embedded(*jax.vjp(lambda v, p=part: problem.features(v, p.inputs), x)) for part in data))
+
+
+class Oracle:
+    """The derivatives of one client's losses at the vectors it holds.
+
+    `c.x` and `c.y` are the held vectors; the first argument of a derivative is the y at which it is taken,
+    `at` the x (the held one when left out), the last the rows. What is stored is used when the x is the held
+    one itself, `c.x`.
+    """
+
+    def __init__(
+        self, problem: Problem, held: dict[str, Array], data: Arrays, memory: Memory | None = None
+    ) -> None:
+        self._problem, self._held, self._data, self._memory = problem, held, data, memory
+
+    @property
+    def x(self) -> Array:
+        return self._held["x"]
+
+    @property
+    def y(self) -> Array:
+        return self._held["y"]
+
+    def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """f_i(x, y; ξ)"""
+        return self._loss("upper", xi, at)(*self._point("upper", xi, at), y)
+
+    def g(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """g_i(x, y; ζ)"""
+        return self._loss("lower", zeta, at)(*self._point("lower", zeta, at), y)
+
+    def f_y(self, y: Array, xi: Draw) -> Array:
+        """∇_y f_i(x, y; ξ)"""
+        return jax.grad(self._loss("upper", xi), 2)(*self._point("upper", xi), y)
+
+    def g_y(self, y: Array, zeta: Draw) -> Array:
+        """∇_y g_i(x, y; ζ)"""
+        return jax.grad(self._loss("lower", zeta), 2)(*self._point("lower", zeta), y)
+
+    def g_yy(self, y: Array, v: Array, u: Draw) -> Array:
+        """∇²_y g_i(x, y; u) v"""
+        return jax.jvp(lambda w: self.g_y(w, u), (y,), (v,))[1]
+
+    def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """∇_x f_i(x, y; ξ)"""
+        loss = self._loss("upper", xi, at)
+        return self._gradient_x("upper", xi, at, lambda x, features: loss(x, features, y))
+
+    def g_xy(self, y: Array, v: Array, chi: Draw) -> Array:
+        """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
+        loss = self._loss("lower", chi)
+
+        def along(x: Array, features: PyTree) -> Array:
+            return jax.jvp(lambda w: loss(x, features, w), (y,), (v,))[1]
+
+        return self._gradient_x("lower", chi, None, along)
+
+    def _loss(self, part: PartName, rows: Draw, at: Array | None = None) -> Any:
+        """The loss as a function of x, of the features of the rows, and of y."""
+        data: PartArrays = getattr(self._data, part)
+        inputs, targets = _take((data.inputs, data.targets), rows)
+        capacity = jax.tree.leaves(data.inputs)[0].shape[0]
+        weights = rows.weight
+        if weights is None:
+            weights = (jnp.arange(capacity) < data.count).astype(jnp.float32)
+
+        def loss(x: Array, features: PyTree, y: Array) -> Array:
+            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features))
+
+        return loss
+
+    def _point(self, part: PartName, rows: Draw, at: Array | None = None) -> tuple[Array, PyTree]:
+        """x and the features of the rows at it: the stored ones at the held x."""
+        x = self.x if at is None else at
+        if self._memory is not None and x is self.x:
+            return x, _take(getattr(self._memory, part).features, rows)
+        return x, self._problem.features(x, _take(getattr(self._data, part).inputs, rows))
+
+    def _gradient_x(self, part: PartName, rows: Draw, at: Array | None, function: Any) -> Array:
+        """The total x-gradient of function(x, features(x))."""
+        x = self.x if at is None else at
+        if self._memory is not None and x is self.x and rows.index is None:
+            stored: Embedded = getattr(self._memory, part)
+            direct, through = jax.grad(function, (0, 1))(x, stored.features)
+            return direct + stored.pullback(through)[0]
+        inputs = _take(getattr(self._data, part).inputs, rows)
+        return jax.grad(lambda v: function(v, self._problem.features(v, inputs)))(x)
+
+
+def _take(tree: PyTree, rows: Draw) -> PyTree:
+    return tree if rows.index is None else jax.tree.map(lambda a: a[rows.index], tree)

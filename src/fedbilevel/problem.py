@@ -1,0 +1,136 @@
+"""A bilevel problem: two losses over two groups of parameters.
+
+    min_x  f(x, y*(x)) = 1/m Σ_i f_i(x, y*(x))    subject to    y*(x) = argmin_y 1/m Σ_i g_i(x, y)
+
+A user gives two pytrees of initial parameters and two functions. Outside of a `Problem` both groups are flat
+float32 vectors, so that algorithms are written with + - * and every message is a handful of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from .data.clients import Clients, Part
+from .errors import SettingsError
+
+PyTree = Any
+
+
+class Batch(NamedTuple):
+    """Rows of data as a loss sees them.
+
+    `features` is `embed(x, inputs)`, or `inputs` when the problem has no `embed`. `weights` is one for a
+    row and zero for padding: average over rows with `mean`, never with `jnp.mean`.
+    """
+
+    inputs: PyTree
+    targets: PyTree
+    weights: Array
+    features: PyTree
+
+    def mean(self, values: Array) -> Array:
+        """Σ_r w_r v_r / Σ_r w_r over the rows r; zero when there are none."""
+        total = jnp.sum(self.weights)
+        return jnp.tensordot(self.weights, values, axes=1) / jnp.where(total > 0, total, 1.0)
+
+
+Loss = Callable[[Any, Any, Batch], Array]
+
+
+class Flat(NamedTuple):
+    """A group of parameters as one float32 vector, and the way back."""
+
+    vector: Array
+    restore: Callable[[Array], PyTree]
+
+
+def flatten(tree: PyTree, name: str) -> Flat:
+    """Ravel the floating-point arrays of a pytree; everything else in it stays as it is."""
+    parameters, rest = eqx.partition(tree, eqx.is_inexact_array)
+    if not jax.tree.leaves(parameters):
+        raise SettingsError(f"{name} has no floating-point array; give its parameters as jnp arrays")
+    parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), parameters)
+    vector, unravel = ravel_pytree(parameters)
+    return Flat(vector, lambda v: eqx.combine(unravel(v), rest))
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Two losses over two groups of parameters.
+
+    x, y     initial upper and lower parameters: any pytrees, Equinox modules among them
+    lower    lower(x, y, batch) -> g_i, the loss that y solves, on a client's lower rows
+    upper    upper(x, y, batch) -> f_i, the loss that x serves, on a client's upper rows
+    embed    embed(x, inputs) -> features: what depends on x alone. The losses then read `batch.features`,
+             and within an outer iteration it is computed once
+    metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
+    """
+
+    x: PyTree
+    y: PyTree
+    lower: Loss
+    upper: Loss
+    embed: Callable[[Any, Any], PyTree] | None = None
+    metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
+
+    @cached_property
+    def flat_x(self) -> Flat:
+        return flatten(self.x, "x")
+
+    @cached_property
+    def flat_y(self) -> Flat:
+        return flatten(self.y, "y")
+
+    @property
+    def size_x(self) -> int:
+        """p, the number of upper parameters."""
+        return int(self.flat_x.vector.size)
+
+    @property
+    def size_y(self) -> int:
+        """q, the number of lower parameters."""
+        return int(self.flat_y.vector.size)
+
+    def features(self, x: Array, inputs: PyTree) -> PyTree:
+        """embed(x, inputs) for a flat x; the inputs themselves when the problem has no `embed`."""
+        return inputs if self.embed is None else self.embed(self.flat_x.restore(x), inputs)
+
+    def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array:
+        """The lower or upper loss at flat vectors."""
+        function = self.lower if level == "lower" else self.upper
+        return function(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+
+    def measure(self, x: Array, y: Array, test: Part) -> Mapping[str, Array]:
+        """`metrics` at flat vectors on all of `test`."""
+        if self.metrics is None:
+            return {}
+        weights = jnp.ones(test.rows, jnp.float32)
+        batch = Batch(test.inputs, test.targets, weights, self.features(x, test.inputs))
+        return self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+
+
+class Task(NamedTuple):
+    """What a run works on: a problem, the clients that hold its data, and how its state is measured.
+
+    `measure(x, y)` gives numbers by name at the server, at no client's cost.
+    """
+
+    problem: Problem
+    clients: Clients
+    measure: Callable[[Array, Array], Mapping[str, Array]] = lambda x, y: {}
+
+
+def task_with_test(problem: Problem, clients: Clients, test: Part) -> Task:
+    """A task measured by the problem's metrics on rows kept at the server."""
+    rows = jax.tree.map(jnp.asarray, test)
+    compiled = jax.jit(problem.measure)
+    return Task(problem, clients, lambda x, y: compiled(x, y, rows))

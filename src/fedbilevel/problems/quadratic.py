@@ -1,0 +1,217 @@
+"""Quadratic bilevel problems with heterogeneous clients, whose every answer is known in closed form.
+
+Client i and row r have, with z = (x, y),
+
+    g_ir(x, y) = 1/2 yᵀ A_i y + yᵀ (B_i x + b_ir)        f_ir(x, y) = 1/2 zᵀ J_i z + zᵀ c_ir
+
+The rows of a client differ in b_ir and c_ir only, by noise that sums to zero over the rows: minibatches are
+noisy, full batches exact. With bars for means over clients and J̄ in blocks (x, y):
+
+    y*(x) = -Ā^{-1} (B̄ x + b̄)        ∇f(x) = ∇_x f - B̄ᵀ Ā^{-1} ∇_y f    at (x, y*(x))
+
+and ∇f is affine in x, so the stationary point solves one linear system. All of it is computed in float64 from
+the float32 numbers that the clients have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from pydantic import Field
+
+from .. import rng
+from ..data import ClientData, DataSettings, ListedClients, Part
+from ..problem import Batch, Problem, Task
+from ..settings import Count, about, settings
+
+Matrix = np.ndarray
+
+
+class Constants(NamedTuple):
+    """The constants of the paper's assumptions, for z in a ball where one needs it.
+
+    mu       strong convexity of every g_i in y                       (Assumption 1)
+    L_g      Lipschitz constant of every ∇g_i in z                    (Assumption 2)
+    L_f      Lipschitz constant of every ∇f_i in z                    (Assumption 2)
+    M        Lipschitz constant of every f_ir on the ball             (Assumption 2)
+    rho      Lipschitz constant of the second derivatives: 0          (Assumption 3)
+    sigma_f  deviation of the gradient of f_i from one row            (Assumption 4)
+    sigma_1  deviation of the gradient of g_i from one row            (Assumption 4)
+    sigma_2  dissimilarity of the clients' ∇g_i on the ball           (Assumption 4)
+    """
+
+    mu: float
+    L_g: float
+    L_f: float
+    M: float
+    rho: float
+    sigma_f: float
+    sigma_1: float
+    sigma_2: float
+
+    @property
+    def sigma_g(self) -> float:
+        """max(σ_1, σ_2), as the paper sets it."""
+        return max(self.sigma_1, self.sigma_2)
+
+
+@dataclass(frozen=True)
+class QuadraticTask:
+    """A quadratic problem, its clients' data, and its closed forms.
+
+    A (m, q, q), B (m, q, p), b (m, r, q) of the lower losses; J (m, p+q, p+q), c (m, r, p+q) of the upper.
+    """
+
+    A: Matrix
+    B: Matrix
+    b: Matrix
+    J: Matrix
+    c: Matrix
+
+    @property
+    def size_x(self) -> int:
+        return int(self.B.shape[2])
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem as a federation sees it; both groups start at zero."""
+
+        def lower(x: Any, y: Any, batch: Batch) -> Array:
+            A, B, b = (batch.inputs[k] for k in "ABb")
+            return batch.mean(0.5 * jnp.einsum("i,rij,j->r", y, A, y) + (B @ x + b) @ y)
+
+        def upper(x: Any, y: Any, batch: Batch) -> Array:
+            z = jnp.concatenate([x, y])
+            return batch.mean(0.5 * jnp.einsum("i,rij,j->r", z, batch.inputs["J"], z) + batch.inputs["c"] @ z)
+
+        p, q = self.size_x, self.A.shape[1]
+        return Problem(jnp.zeros(p), jnp.zeros(q), lower, upper)
+
+    @cached_property
+    def clients(self) -> ListedClients:
+        rows = self.b.shape[1]
+
+        def repeat(matrix: Matrix) -> Matrix:
+            return np.broadcast_to(matrix, (rows, *matrix.shape))
+
+        return ListedClients(
+            [
+                ClientData(
+                    Part({"A": repeat(A), "B": repeat(B), "b": b}), Part({"J": repeat(J), "c": c})
+                )
+                for A, B, b, J, c in zip(self.A, self.B, self.b, self.J, self.c, strict=True)
+            ]
+        )
+
+    @cached_property
+    def _means(self) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+        A, B, J = (m.astype(np.float64).mean(0) for m in (self.A, self.B, self.J))
+        b, c = (m.astype(np.float64).mean((0, 1)) for m in (self.b, self.c))
+        return A, B, b, J, c
+
+    def solution(self, x: Any) -> Matrix:
+        """y*(x) = -Ā^{-1} (B̄ x + b̄)"""
+        A, B, b, _, _ = self._means
+        return -np.linalg.solve(A, B @ np.asarray(x, np.float64) + b)
+
+    def hypergradient(self, x: Any, y: Any = None) -> Matrix:
+        """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y); at y*(x), when y is left out, it is the true ∇f(x)."""
+        A, B, _, J, c = self._means
+        x = np.asarray(x, np.float64)
+        y = self.solution(x) if y is None else np.asarray(y, np.float64)
+        gradient = J @ np.concatenate([x, y]) + c
+        return gradient[: x.size] - B.T @ np.linalg.solve(A, gradient[x.size :])
+
+    @cached_property
+    def stationary_point(self) -> Matrix:
+        """The x with ∇f(x) = 0; ∇f is affine and its slope positive definite."""
+        zero, unit = np.zeros(self.size_x), np.eye(self.size_x)
+        offset = self.hypergradient(zero)
+        slope = np.stack([self.hypergradient(e) - offset for e in unit], axis=1)
+        return -np.linalg.solve(slope, offset)
+
+    def constants(self, radius: float) -> Constants:
+        """The constants of the paper's assumptions on the ball ||z|| ≤ radius.
+
+        M and σ_2 bound an affine map on the ball by ||slope|| radius + ||offset||, so they hold but need not
+        be attained.
+        """
+        A, B, b, J, c = (m.astype(np.float64) for m in (self.A, self.B, self.b, self.J, self.c))
+        zeros = np.zeros((len(A), self.size_x, self.size_x))
+        H = np.block([[zeros, B.transpose(0, 2, 1)], [B, A]])  # the second derivative of g_i in z
+        l_f, l_g = np.linalg.norm(J, 2, axis=(1, 2)), np.linalg.norm(H, 2, axis=(1, 2))
+        apart = np.linalg.norm(H - H.mean(0), 2, axis=(1, 2)) * radius
+        apart += np.linalg.norm(b.mean(1) - b.mean((0, 1)), axis=1)
+        return Constants(
+            mu=float(np.linalg.eigvalsh(A).min()),
+            L_g=float(l_g.max()),
+            L_f=float(l_f.max()),
+            M=float((l_f[:, None] * radius + np.linalg.norm(c, axis=2)).max()),
+            rho=0.0,
+            sigma_f=_deviation(c),
+            sigma_1=_deviation(b),
+            sigma_2=float(np.sqrt((apart**2).mean())),
+        )
+
+    def measure(self, x: Array, y: Array) -> dict[str, Any]:
+        """The norm of the true hypergradient, and how far y is from y*(x)."""
+        return {
+            "hypergradient_norm": np.linalg.norm(self.hypergradient(x)),
+            "lower_gap": np.linalg.norm(np.asarray(y, np.float64) - self.solution(x)),
+        }
+
+
+def _deviation(rows: Matrix) -> float:
+    """max_i sqrt(mean_r ||v_ir - mean_r v_ir||²)"""
+    return float(np.sqrt(((rows - rows.mean(1, keepdims=True)) ** 2).sum(2).mean(1).max()))
+
+
+@settings
+class Quadratic:
+    """Quadratic losses with dials; every answer in closed form. It makes its own data."""
+
+    size_x: Annotated[Count, about("upper dimension p")] = 10
+    size_y: Annotated[Count, about("lower dimension q")] = 8
+    condition: Annotated[float, Field(ge=1), about("the eigenvalues of every A_i lie in [1/condition, 1]")] = 10.0
+    heterogeneity: Annotated[float, Field(ge=0), about("how far the clients differ; 0: not at all")] = 1.0
+    noise: Annotated[float, Field(ge=0), about("deviation of a row's gradients from the client's")] = 0.0
+    rows: Annotated[Count, about("rows a client has for each level")] = 8
+
+    def make(self, clients: int, seed: int) -> QuadraticTask:
+        """Draw the problem at (seed, "quadratic").
+
+        Matrices are (1-t) common + t own with t = h/(1+h), both with eigenvalues in the same interval, so the
+        dial h moves clients apart without leaving it. Vectors are common + h own.
+        """
+        g = rng.generator(seed, "quadratic")
+        p, q, m, h = self.size_x, self.size_y, clients, self.heterogeneity
+        t = h / (1 + h)
+
+        def spread(size: int, low: float) -> Matrix:
+            def one() -> Matrix:
+                basis = np.linalg.qr(g.normal(size=(size, size)))[0]
+                return (basis * np.linspace(low, 1.0, size)) @ basis.T
+
+            common = one()
+            return np.stack([(1 - t) * common + t * one() for _ in range(m)])
+
+        def vectors(*shape: int, scale: float) -> Matrix:
+            return scale * (g.normal(size=shape) + h * g.normal(size=(m, *shape)))
+
+        def rows(vector: Matrix) -> Matrix:
+            error = g.normal(size=(m, self.rows, vector.shape[1])) * self.noise / np.sqrt(vector.shape[1])
+            return vector[:, None] + error - error.mean(1, keepdims=True)
+
+        A, J = spread(q, 1 / self.condition), spread(p + q, 0.2)
+        B = vectors(q, p, scale=0.5 / ((1 + h) * np.sqrt(max(p, q))))
+        b, c = rows(vectors(q, scale=1.0)), rows(vectors(p + q, scale=1.0))
+        return QuadraticTask(*(a.astype(np.float32) for a in (A, B, b, J, c)))
+
+    def task(self, data: DataSettings, seed: int) -> Task:
+        made = self.make(data.clients, seed)
+        return Task(made.problem, made.clients, made.measure)

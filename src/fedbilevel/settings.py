@@ -1,0 +1,104 @@
+"""Frozen dataclasses whose fields Pydantic checks, with errors that name field, value and remedy.
+
+A part of the library that has settings (an algorithm, a problem, a section of the run's spec) is such a
+dataclass: its fields are its settings, and the description of each stands beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from .errors import SettingsError
+
+T = TypeVar("T")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def about(text: str) -> FieldInfo:
+    """The meaning of a field, for `Annotated[...]`: shown by `fedbilevel run --print-spec`."""
+    info: FieldInfo = Field(description=text)
+    return info
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings(cls: type[T]) -> type[T]:
+    """Make a class a frozen, keyword-only dataclass that raises `SettingsError` on a wrong value."""
+    config = ConfigDict(extra="forbid", validate_default=True)
+    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except ValidationError as error:
+            raise _translate(made, error, made.__name__) from None
+
+    made.__init__ = checked
+    return made  # type: ignore[no-any-return]
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a settings class from parsed TOML; errors name `where.field`."""
+    try:
+        return TypeAdapter(cls).validate_python(dict(values))
+    except ValidationError as error:
+        raise _translate(cls, error, where) from None
+
+
+def to_mapping(value: Any) -> dict[str, Any]:
+    """The fields as plain TOML values; a field that is None is left out, as TOML has no null."""
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items() if v is not None}
+
+
+def meanings(cls: type[Any]) -> dict[str, str]:
+    """The description of every field of a settings class."""
+    found = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        notes = [m.description for m in getattr(hint, "__metadata__", ()) if isinstance(m, FieldInfo)]
+        found[name] = next((n for n in notes if n), "")
+    return found
+
+
+def _translate(cls: type[Any], error: ValidationError, where: str) -> SettingsError:
+    known = [f.name for f in dataclasses.fields(cls)]
+    return SettingsError("; ".join(dict.fromkeys(_line(e, where, known) for e in _first_of_each(error))))
+
+
+def _first_of_each(error: ValidationError) -> list[ErrorDetails]:
+    """One line a field: a union reports each of its branches, of which the last says what is allowed."""
+    by_field: dict[str, ErrorDetails] = {}
+    for detail in error.errors():
+        by_field[str(detail["loc"][0]) if detail["loc"] else ""] = detail
+    return list(by_field.values())
+
+
+def _line(detail: ErrorDetails, where: str, known: list[str]) -> str:
+    field = str(detail["loc"][0]) if detail["loc"] else ""
+    name = f"{where}.{field}" if field else where
+    if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{name} is not a setting; {suggestion(field, known)}"
+    value = detail["input"]
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{name} = {value!r} is wrong: {message}" if field else f"{name}: {message}"
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """A remedy for a name that is not known."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"use one of: {', '.join(known)}"
+
+
