@@ -1,0 +1,32 @@
+"""Data: what clients hold, the data sets, and how their rows are dealt to clients."""
+
+from .clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
+from .describe import draw_labels, label_counts, label_table
+from .partition import KINDS, Partition, PartitionedClients, partition
+from .settings import GENERATED, DataSettings
+from .sources import DATASETS, Dataset, Entry, cache_folder, fetch, load
+
+__all__ = [
+    "DATASETS",
+    "GENERATED",
+    "KINDS",
+    "ClientData",
+    "ClientSize",
+    "Clients",
+    "DataSettings",
+    "Dataset",
+    "Entry",
+    "LazyClients",
+    "ListedClients",
+    "Part",
+    "Partition",
+    "PartitionedClients",
+    "cache_folder",
+    "clients_from",
+    "draw_labels",
+    "fetch",
+    "label_counts",
+    "label_table",
+    "load",
+    "partition",
+]

@@ -1,0 +1,192 @@
+"""Dealing rows to clients: every row once, no part empty, the same for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedbilevel.data import (
+    KINDS,
+    Clients,
+    ClientSize,
+    Dataset,
+    Partition,
+    PartitionedClients,
+    draw_labels,
+    label_counts,
+    label_table,
+    partition,
+)
+from fedbilevel.errors import SettingsError, UnknownName
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict:
+    labels = draw(st.lists(st.integers(0, 4), min_size=2, max_size=80))
+    return {
+        "targets": np.asarray(labels, np.int32),
+        "clients": draw(st.integers(1, len(labels) // 2)),
+        "seed": draw(st.integers(0, 2**40)),
+        "alpha": draw(st.floats(0.001, 1000)),
+        "shards_per_client": draw(st.integers(1, 4)),
+        "train_share": draw(st.none() | st.floats(0.01, 0.99)),
+    }
+
+
+@settings(deadline=None, derandomize=True)
+@given(kind=st.sampled_from(sorted(KINDS)), problem=problems())
+def test_every_row_once_and_no_part_empty(kind: str, problem: dict) -> None:
+    made = partition(kind, **problem)
+    assert made.clients == len(made.lower) == len(made.upper) == problem["clients"]
+    assert all(len(rows) > 0 for rows in [*made.lower, *made.upper])
+    rows = np.sort(np.concatenate([*made.lower, *made.upper]))
+    np.testing.assert_array_equal(rows, np.arange(len(problem["targets"])))
+    again = partition(kind, **problem)
+    for a, b in zip([*made.lower, *made.upper], [*again.lower, *again.upper], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@settings(deadline=None, derandomize=True)
+@given(problem=problems())
+def test_iid_is_even(problem: dict) -> None:
+    made = partition("iid", **{**problem, "train_share": 0.5})
+    sizes = [len(made.rows(i)) for i in range(made.clients)]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(abs(len(a) - len(b)) <= 1 for a, b in zip(made.lower, made.upper, strict=True))
+
+
+def test_the_papers_shards() -> None:
+    targets = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
+    made = partition("shards", targets, 100, seed=1)  # 200 shards of 30: none crosses a class
+    counts = label_counts(targets, made, 10)
+    assert ((counts > 0).sum(axis=1) <= 2).all()
+    assert set(counts[counts > 0].tolist()) == {30, 60}
+    assert {(len(a), len(b)) for a, b in zip(made.lower, made.upper, strict=True)} == {(48, 12)}
+
+
+@settings(deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), clients=st.integers(5, 30))
+def test_shards_hold_few_labels(seed: int, clients: int) -> None:
+    targets = np.random.default_rng(seed).integers(0, 5, 600)
+    # A shard is at most 60 rows, fewer than a class has, so it touches two labels at most; most touch one.
+    assert np.bincount(targets).min() > 60
+    held = (label_counts(targets, partition("shards", targets, clients, seed=seed), 5) > 0).sum(axis=1)
+    assert held.max() <= 4 and (held > 2).sum() <= 4  # four shards at most lie across one of the four borders
+
+
+def test_dirichlet_is_unequal_and_alpha_says_how_much() -> None:
+    targets = np.repeat(np.arange(10), 200)
+
+    def share(alpha: float) -> float:
+        counts = label_counts(targets, partition("dirichlet", targets, 20, seed=0, alpha=alpha), 10)
+        return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+    assert share(0.05) > share(0.5) > share(50)
+    sizes = {len(rows) for rows in partition("dirichlet", targets, 20, seed=0).lower}
+    assert len(sizes) > 5
+
+
+def test_repair_ends_when_there_are_just_two_rows_a_client() -> None:
+    made = partition("dirichlet", np.zeros(4000, int), 2000, seed=0, alpha=0.001)
+    assert all(len(rows) == 1 for rows in [*made.lower, *made.upper])
+
+
+@pytest.mark.parametrize(("kind", "share"), [("iid", 0.5), ("shards", 0.8), ("dirichlet", 0.8)])
+def test_default_shares(kind: str, share: float) -> None:
+    made = partition(kind, np.repeat(np.arange(10), 100), 10, seed=3)
+    for lower, upper in zip(made.lower, made.upper, strict=True):
+        assert abs(len(lower) - share * (len(lower) + len(upper))) <= 0.5
+
+
+def test_seeds_and_kinds_differ() -> None:
+    targets = np.zeros(100, int)
+    first = [partition(k, targets, 5, seed=s).lower[0].tolist() for k in ("iid", "shards") for s in (0, 1)]
+    assert all(a != b for a, b in itertools.combinations(first, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"clients": 0}, "clients=0"),
+        ({"clients": 6}, "use 1 to 5 clients"),
+        ({"alpha": 0.0}, "alpha=0.0"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"alpha": float("inf")}, "alpha=inf"),
+        ({"kind": "dirichlet", "alpha": 1e308}, "too extreme"),
+        ({"train_share": 0.0}, "train_share=0.0"),
+        ({"train_share": 1.0}, "train_share=1.0"),
+        ({"shards_per_client": 0}, "shards_per_client=0"),
+    ],
+)
+def test_wrong_settings(change: dict, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        partition(**{"kind": "iid", "targets": np.arange(10), "clients": 2, "seed": 0, **change})
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(UnknownName, match="partition 'idd' is unknown; use one of: dirichlet, iid, shards"):
+        partition("idd", np.arange(10), 2, seed=0)
+
+
+def tiny(rows: int = 60) -> Dataset:
+    g = np.random.default_rng(0)
+    return Dataset(
+        name="tiny",
+        train_inputs=g.normal(size=(rows, 3)).astype(np.float32),
+        train_targets=g.integers(0, 4, rows).astype(np.int32),
+        test_inputs=np.zeros((1, 3), np.float32),
+        test_targets=np.zeros(1, np.int32),
+        classes=4,
+        shape=(1, 1, 3),
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_partitioned_clients(kind: str) -> None:
+    dataset = tiny()
+    made = partition(kind, dataset.train_targets, 7, seed=0)
+    clients: Clients = PartitionedClients(dataset, made)
+    assert clients.count == 7
+    assert clients.capacity == ClientSize(max(map(len, made.lower)), max(map(len, made.upper)))
+    for i in range(7):
+        loaded = clients.load(i)
+        assert clients.size(i) == ClientSize(loaded.lower.rows, loaded.upper.rows)
+        for part, rows in ((loaded.lower, made.lower[i]), (loaded.upper, made.upper[i])):
+            np.testing.assert_array_equal(part.inputs, dataset.train_inputs[rows])
+            np.testing.assert_array_equal(part.targets, dataset.train_targets[rows])
+            assert part.inputs.dtype == np.float32 and part.targets.dtype == np.int32
+            assert part.inputs.base is not None and part.inputs.flags.c_contiguous  # a view
+    assert np.shares_memory(clients.load(0).lower.inputs, clients.load(0).lower.inputs)  # not made anew
+
+
+def test_a_subset_of_rows_is_fine() -> None:
+    dataset = tiny()
+    clients = PartitionedClients(dataset, Partition([np.asarray([3, 1])], [np.asarray([5])]))
+    np.testing.assert_array_equal(clients.load(0).lower.inputs, dataset.train_inputs[[3, 1]])
+    assert clients.capacity == (2, 1)
+
+
+def test_label_table() -> None:
+    targets = np.repeat(np.arange(10), 60)
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(label_table(targets, partition("shards", targets, 10, seed=0), 10, show=3))
+    text = capture.get()
+    for part in ("600 rows, 10 classes, 10 clients", "lower part", "48", "share of largest class", ":30"):
+        assert part in text
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (100, 10), (250, 40)])
+def test_draw_labels(tmp_path: Path, clients: int, classes: int) -> None:
+    targets = np.arange(2000) % classes
+    made = partition("dirichlet", targets, clients, seed=0)
+    path = draw_labels(tmp_path / "labels.png", targets, made, classes, dataset="tiny", kind="dirichlet")
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
