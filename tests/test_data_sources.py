@@ -33,9 +33,7 @@ def idx(array: np.ndarray) -> bytes:
 
 IMAGES = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2) * 10
 LABELS = np.asarray([0, 1, 2, 0, 1, 2], np.uint8)
-FILES = dict(
-    zip(sources.IDX, (idx(IMAGES[:4]), idx(LABELS[:4]), idx(IMAGES[4:]), idx(LABELS[4:])), strict=True)
-)
+FILES = dict(zip(sources.IDX, (idx(IMAGES[:4]), idx(LABELS[:4]), idx(IMAGES[4:]), idx(LABELS[4:])), strict=True))
 NPM = Npm("tiny@1.0.0", tuple(f"package/{name}" for name in FILES))
 APT = Apt("dataset-tiny", "usr/share/tiny")
 TINY = sources.Entry(
@@ -125,9 +123,7 @@ def serve(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def check(dataset: data.Dataset) -> None:
     expected = (IMAGES.reshape(6, 4) / 255 - 0.25) / 0.5
     assert dataset.name == "tiny" and dataset.classes == 3 and dataset.shape == (2, 2, 1)
-    np.testing.assert_allclose(
-        np.concatenate([dataset.train_inputs, dataset.test_inputs]), expected, rtol=1e-6
-    )
+    np.testing.assert_allclose(np.concatenate([dataset.train_inputs, dataset.test_inputs]), expected, rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate([dataset.train_targets, dataset.test_targets]), LABELS)
     assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
     assert dataset.train_targets.dtype == dataset.test_targets.dtype == np.int32

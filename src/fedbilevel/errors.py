@@ -1,13 +1,13 @@
 """The exceptions of fedbilevel.
 
-    FedBilevelError            everything this library raises on purpose
-    ├── SettingsError          a setting is wrong: names field, value and remedy       (exit code 2)
-    │   ├── UnknownName        a name that is not in its table of names                (exit code 2)
-    │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
-    │   └── RunFolderError     the output folder holds another run, or another spec    (exit code 2)
-    ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
-    ├── StepError              a client step failed: names client, step and round      (exit code 1)
-    └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
+FedBilevelError            everything this library raises on purpose
+├── SettingsError          a setting is wrong: names field, value and remedy       (exit code 2)
+│   ├── UnknownName        a name that is not in its table of names                (exit code 2)
+│   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
+│   └── RunFolderError     the output folder holds another run, or another spec    (exit code 2)
+├── DataUnavailable        no source for a data set could be reached               (exit code 1)
+├── StepError              a client step failed: names client, step and round      (exit code 1)
+└── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class RunFolderError(SettingsError):
 
 class DataUnavailable(FedBilevelError):
     """No source for a data set could be reached."""
+
+
+class CheckpointError(FedBilevelError):
+    """A checkpoint that cannot be read."""
 
 
 class StepError(FedBilevelError):

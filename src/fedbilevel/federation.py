@@ -23,7 +23,7 @@ from jax import Array
 from . import rng
 from .engines.base import Call, Engine, Held, Replies
 from .errors import SettingsError, TooFewReplies
-from .steps import Epochs, PerClient, Sample, Samples, Step
+from .steps import Descriptor, PerClient, Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
 Weighting = Literal["uniform", "samples"]
@@ -73,8 +73,8 @@ class Ledger:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
-        books = [{k: Account(**a) for k, a in values[book].items()} for book in ("steps", "probes")]
-        return cls(*books, Counter(values["rejected"]))
+        steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
+        return cls(steps, probes, Counter(values["rejected"]))
 
 
 @dataclass
@@ -111,8 +111,8 @@ class Federation:
         self._min_replies, self._weighting = min_replies, weighting
         self._shelves: dict[str, _Shelf] = {}
 
-    def cohort(self, participation: int | float | None) -> Federation:
-        """This federation with a random part of its clients: a number, a share (a float), or None for all.
+    def cohort(self, participation: int | float) -> Federation:
+        """This federation with a random part of its clients: a number of them, or a share as a float.
 
         It shares the ledger and what clients hold. The choice is drawn at (seed, "cohort", rounds so far).
         """
@@ -191,7 +191,7 @@ class Federation:
                 return f"{name} has shape {value.shape[1:]} instead of {shapes[kind]}"
             if value.dtype != jnp.float32:
                 return f"{name} has type {value.dtype} instead of float32"
-        if mean.total is not None and jax.tree.structure(mean.total) != jax.tree.structure(replies.reply):
+        if mean.total is not None and _present(mean.total) != _present(replies.reply):
             return "another selection of fields than the replies before it"
         return None
 
@@ -201,10 +201,8 @@ class Federation:
         return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
 
 
-def cohort_size(participation: int | float | None, clients: int) -> int:
-    """How many clients a participation means: a count, a share of `clients` (at least one), or all."""
-    if participation is None:
-        return clients
+def cohort_size(participation: int | float, clients: int) -> int:
+    """How many clients a participation means: a whole number is a count, a float a share, at least one."""
     if isinstance(participation, int):
         if not 1 <= participation <= clients:
             raise SettingsError(
@@ -272,9 +270,12 @@ def _call(
     held: dict[str, Held],
     arguments: dict[str, Any],
 ) -> Call:
-    arrays, constants, own, samples = {}, {}, {}, {}
+    arrays: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    own: dict[str, PerClient] = {}
+    samples: dict[str, Descriptor] = {}
     for name, value in arguments.items():
-        if isinstance(value, Sample | Samples | Epochs):
+        if isinstance(value, Descriptor):
             samples[name] = value
         elif isinstance(value, PerClient):
             own[name] = value
@@ -285,6 +286,10 @@ def _call(
         else:
             constants[name] = value
     return Call(step, address, clients, held, arrays, constants, own, samples)
+
+
+def _present(reply: Any) -> list[str]:
+    return [name for name, value in reply._asdict().items() if value is not None]
 
 
 def _nbytes(tree: Any) -> int:

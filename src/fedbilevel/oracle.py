@@ -23,11 +23,11 @@ from .steps import Draw, PartName
 
 
 class PartArrays(NamedTuple):
-    """A part of a client's data, padded to the capacity; the first `count` rows are real."""
+    """A part of a client's data, padded to the capacity; the first `rows` of them are real."""
 
     inputs: PyTree
     targets: PyTree
-    count: Array
+    rows: Any
 
 
 class Arrays(NamedTuple):
@@ -120,7 +120,7 @@ class Oracle:
         capacity = jax.tree.leaves(data.inputs)[0].shape[0]
         weights = rows.weight
         if weights is None:
-            weights = (jnp.arange(capacity) < data.count).astype(jnp.float32)
+            weights = (jnp.arange(capacity) < data.rows).astype(jnp.float32)
 
         def loss(x: Array, features: PyTree, y: Array) -> Array:
             return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features))

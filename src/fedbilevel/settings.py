@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -46,7 +46,7 @@ def settings(cls: type[T]) -> type[T]:
             raise _translate(made, error, made.__name__) from None
 
     made.__init__ = checked
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -100,5 +100,3 @@ def suggestion(name: str, known: list[str]) -> str:
     """A remedy for a name that is not known."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"use one of: {', '.join(known)}"
-
-

@@ -60,7 +60,9 @@ class Step(Generic[P, R]):
         for field, hint in get_type_hints(self._reply_type, include_extras=True).items():
             kind = [a for h in (hint, *get_args(hint)) for a in getattr(h, "__metadata__", ())]
             if not kind:
-                raise SettingsError(f"step {self.name}: field {field} of its reply has no kind; use X, Y or Scalar")
+                raise SettingsError(
+                    f"step {self.name}: field {field} of its reply has no kind; use X, Y or Scalar"
+                )
             kinds[field] = str(kind[0])
         return kinds
 
@@ -109,7 +111,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Epochs:
-    """`epochs` passes over the part in shuffled minibatches of `size` rows; the last of a pass may be short."""
+    """`epochs` passes over the part in shuffled minibatches of `size`; the last of a pass may be short."""
 
     part: PartName
     size: int | None

@@ -1,7 +1,32 @@
-"""The algorithms: one paper, one file. To add one, write its file and add its line here."""
+"""The algorithms: one paper, one file. To add one, write its file and add its line to `ALGORITHMS`."""
 
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..federation import Federation
+from ..problem import Problem
 from .aggitd import AggITD
 
-ALGORITHMS = {"fbo-aggitd": AggITD}
 
-__all__ = ["ALGORITHMS", "AggITD"]
+class Algorithm(Protocol):
+    """A method: a settings class whose fields are its hyperparameters.
+
+    Its state is a NamedTuple of arrays with `x` and `y` among its fields; all that a step needs of the past
+    is in it, so a run can be resumed from it.
+    """
+
+    def check(self, clients: int) -> None:
+        """Raise `SettingsError` if a setting does not fit the number of registered clients."""
+
+    def init(self, problem: Problem) -> Any: ...
+
+    def step(self, fed: Federation, s: Any) -> Any:
+        """One outer iteration."""
+
+
+ALGORITHMS: dict[str, type[Any]] = {
+    "fbo-aggitd": AggITD,
+}
+
+__all__ = ["ALGORITHMS", "AggITD", "Algorithm"]

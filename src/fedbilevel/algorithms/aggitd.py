@@ -1,5 +1,5 @@
-"""FBO-AggITD (Xiao and Ji, "Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative
-Differentiation", ICML 2023).
+"""FBO-AggITD (Xiao and Ji, "Communication-Efficient Federated Hypergradient Computation via Aggregated
+Iterative Differentiation", ICML 2023).
 
 One outer iteration, with the cohort S and the N lower rounds y^0 = y, ..., y^N:
 
@@ -25,7 +25,8 @@ from typing import Annotated, Literal, NamedTuple
 from jax import Array
 from pydantic import Field
 
-from ..federation import Federation
+from ..errors import SettingsError
+from ..federation import Federation, cohort_size
 from ..oracle import Oracle
 from ..problem import Problem
 from ..settings import Count, Positive, about, settings
@@ -102,8 +103,8 @@ class AggITD:
         Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
     ] = "svrg"
     participation: Annotated[
-        Count | Annotated[float, Field(gt=0, le=1)] | None,
-        about("clients an outer iteration: a whole number, a share such as 0.1, or left out for all"),
+        Count | Annotated[float, Field(gt=0, le=1)],
+        about("clients an outer iteration: a whole number, or a share such as 0.1; 1.0 is all of them"),
     ] = 0.1
     lower_epochs: Annotated[
         Count, about("lower local work, in passes over the client's rows; unless lower_steps is given")
@@ -111,9 +112,7 @@ class AggITD:
     lower_steps: Annotated[
         Steps | None, about("lower local steps τ instead: one number, or a list with one for each client")
     ] = None
-    upper_steps: Annotated[
-        Steps, about("upper local steps τ: one number, or a list with one for each client")
-    ] = 1
+    upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
     share_steps: Annotated[
         bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
     ] = False
@@ -123,6 +122,16 @@ class AggITD:
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
     batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
     batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
+
+    def check(self, clients: int) -> None:
+        """Raise if a setting does not fit the number of registered clients."""
+        cohort_size(self.participation, clients)
+        for name in ("lower_steps", "upper_steps"):
+            steps = getattr(self, name)
+            if isinstance(steps, tuple) and len(steps) != clients:
+                raise SettingsError(
+                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
+                )
 
     def init(self, problem: Problem) -> State:
         return State(problem.flat_x.vector, problem.flat_y.vector)
@@ -154,7 +163,7 @@ class AggITD:
         """
         summed = self.estimator == "summed"
         Q = int(fed.rng("Q").integers(self.N + 1)) if Q is None else Q
-        z = None
+        z: Array | None = None
         for t in range(self.N + 1):
             fed.hold(y=y)
             hessian = dict(
@@ -167,12 +176,11 @@ class AggITD:
             if self.lower_solver == "sgd" and t < self.N:
                 y, z = fed.round(descend, **hessian, **self._lower_work)
                 continue
-            q, z = fed.round(
-                gradients, **hessian, last=t == self.N, zeta=Sample("lower", _rows(self.batch_zeta))
-            )
+            q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=Sample("lower", _rows(self.batch_zeta)))
             if t < self.N:
                 y = fed.round(lower_steps, q=q, **self._lower_work).y
-        return y, self.lam * z if summed else self.lam * (self.N + 1) * z
+        assert z is not None  # the source enters at some t ≤ N
+        return y, self.lam * (1 if summed else self.N + 1) * z
 
     @property
     def _lower_work(self) -> dict[str, object]:

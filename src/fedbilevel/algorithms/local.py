@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jax import Array
 
 from ..oracle import Oracle
-from ..steps import Draw, Scalar, Stream, X, Y, client_step, svrg
+from ..steps import Draw, Stream, X, Y, client_step, svrg
 
 
 class Hypergradient(NamedTuple):
@@ -20,11 +20,6 @@ class Upper(NamedTuple):
 
 class Lower(NamedTuple):
     y: Y
-
-
-class Losses(NamedTuple):
-    upper: Scalar
-    lower: Scalar
 
 
 @client_step
@@ -48,9 +43,3 @@ def lower_steps(c: Oracle, q: Array, beta: Array, shared: bool, zeta: Stream) ->
     """One-Round-Lower: y_i ← y_i - β_i (∇_y G_i(x, y_i; ζ) - ∇_y G_i(x, y; ζ) + q), τ_i times from y."""
     step = beta / zeta.steps if shared else beta
     return Lower(svrg(c.g_y, c.y, q, step, zeta))
-
-
-@client_step
-def losses(c: Oracle, x: Array, y: Array, xi: Draw, zeta: Draw) -> Losses:
-    """f_i(x, y) and g_i(x, y), for measurement."""
-    return Losses(c.f(y, xi, at=x), c.g(y, zeta, at=x))

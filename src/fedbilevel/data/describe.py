@@ -67,9 +67,7 @@ def draw_labels(
         top = bottom + counts[:, label]
         corners = ((left, bottom), (left, top), (left + 0.85, top), (left + 0.85, bottom))
         bars = np.stack([np.column_stack(corner) for corner in corners], axis=1)
-        axes.add_collection(
-            PolyCollection(list(bars), facecolor=colours[label], linewidth=0, label=str(label))
-        )
+        axes.add_collection(PolyCollection(list(bars), facecolor=colours[label], linewidth=0, label=str(label)))
         bottom = top
     left_out = f" (first {drawn} shown)" if drawn < partition.clients else ""
     axes.set_title(f"{dataset}, {kind} partition, {partition.clients} clients{left_out}", loc="left")

@@ -60,9 +60,7 @@ def shards(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generato
     return [np.concatenate([pieces[i] for i in own]) for own in dealt]
 
 
-def dirichlet(
-    targets: npt.NDArray[np.integer], clients: int, g: np.random.Generator, o: Options
-) -> list[Rows]:
+def dirichlet(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generator, o: Options) -> list[Rows]:
     """Every class is cut among the clients in proportions drawn from Dirichlet(alpha, ..., alpha)."""
     own: list[list[Rows]] = [[] for _ in range(clients)]
     for label in np.unique(targets):

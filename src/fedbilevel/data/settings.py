@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ..errors import UnknownName
 from ..settings import Count, Positive, about, settings
-from .partition import KINDS, PartitionedClients, partition
+from .partition import KINDS, Partition, PartitionedClients, partition
 from .sources import DATASETS, Dataset, load
 
 GENERATED = "generated"
@@ -31,8 +31,8 @@ class DataSettings:
         about("share of a client's rows for the lower loss; left out: 0.5 for iid, else 0.8"),
     ] = None
 
-    def load(self, seed: int) -> tuple[Dataset, PartitionedClients]:
-        """The data set, fetched if need be, and its clients."""
+    def split(self, seed: int) -> tuple[Dataset, Partition]:
+        """The data set, fetched if need be, and which rows go to which client."""
         dataset = load(self.name)
         parts = partition(
             self.partition,
@@ -43,11 +43,16 @@ class DataSettings:
             shards_per_client=self.shards_per_client,
             train_share=self.train_share,
         )
+        return dataset, parts
+
+    def load(self, seed: int) -> tuple[Dataset, PartitionedClients]:
+        """The data set and its clients."""
+        dataset, parts = self.split(seed)
         return dataset, PartitionedClients(dataset, parts)
 
     def check(self) -> None:
         """Raise if a name is not known."""
         if self.name != GENERATED and self.name not in DATASETS:
-            raise UnknownName("data set: data.name =", self.name, [*DATASETS, GENERATED])
+            raise UnknownName("data.name =", self.name, [*DATASETS, GENERATED])
         if self.partition not in KINDS:
-            raise UnknownName("partition: data.partition =", self.partition, KINDS)
+            raise UnknownName("data.partition =", self.partition, KINDS)

@@ -86,7 +86,7 @@ class Engine(Protocol):
 class Work(NamedTuple):
     """One client's side of a call: its own values and the rows it drew."""
 
-    own: dict[str, np.ndarray]
+    own: dict[str, Any]
     draws: dict[str, Any]
 
 
@@ -126,7 +126,7 @@ def pad(data: ClientData, capacity: ClientSize) -> Arrays:
     def fill(part: Part, rows: int) -> PartArrays:
         count = part.rows
 
-        def grow(a: Any) -> np.ndarray:
+        def grow(a: Any) -> Any:
             a = np.asarray(a)
             if count == rows:
                 return a
@@ -134,6 +134,7 @@ def pad(data: ClientData, capacity: ClientSize) -> Arrays:
             out[:count], out[count:] = a, a[:1]
             return out
 
-        return PartArrays(*jax.tree.map(grow, part), np.int32(count))
+        inputs, targets = jax.tree.map(grow, tuple(part))
+        return PartArrays(inputs, targets, np.int32(count))
 
     return Arrays(fill(data.lower, capacity.lower), fill(data.upper, capacity.upper))

@@ -56,7 +56,9 @@ class Simulation:
         self._limit = memory_limit * MIB
         available = jax.devices()
         if devices is not None and not 1 <= devices <= len(available):
-            raise SettingsError(f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}")
+            raise SettingsError(
+                f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}"
+            )
         self._mesh = jax.make_mesh((devices or len(available),), ("clients",), devices=available[:devices])
         self._programs: dict[Any, Any] = {}
         self._residents: OrderedDict[tuple[int, ...], Resident] = OrderedDict()
@@ -71,9 +73,7 @@ class Simulation:
                 raise
             except Exception as error:
                 raise StepError(f"{call}: {type(error).__name__}: {error}") from error
-            if len(asked) < len(chunk):
-                reply = jax.tree.map(lambda a, n=len(asked): a[:n], reply)
-            yield Replies(asked, reply)
+            yield Replies(asked, reply if len(asked) == len(chunk) else _first(reply, len(asked)))
 
     def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
         capacity = self.clients.capacity
@@ -99,9 +99,7 @@ class Simulation:
             return jax.jit(batched)
         everywhere, apart = PartitionSpec(), PartitionSpec("clients")
         return jax.jit(
-            jax.shard_map(
-                batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
-            )
+            jax.shard_map(batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False)
         )
 
     def _chunks(self, cohort: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -141,6 +139,10 @@ class Simulation:
         leaves = [*jax.tree.leaves(one), *jax.tree.leaves(memory)]
         vectors = 8 * 4 * (self.problem.size_x + self.problem.size_y)
         return int(sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in leaves)) + vectors
+
+
+def _first(tree: Any, count: int) -> Any:
+    return jax.tree.map(lambda a: a[:count], tree)
 
 
 def _stack(trees: list[Any]) -> Any:

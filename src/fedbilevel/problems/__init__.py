@@ -1,8 +1,35 @@
-"""The problems that come with the library. To add one, write its file and add its line here."""
+"""The problems that come with the library. To add one, write its file and add its line to `PROBLEMS`."""
 
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..data import DataSettings
+from ..problem import Task
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
 
-PROBLEMS = {"hyper-representation": HyperRepresentation, "quadratic": Quadratic}
 
-__all__ = ["PROBLEMS", "HyperRepresentation", "Quadratic", "QuadraticTask", "representation_problem"]
+class ProblemSettings(Protocol):
+    """A problem as a section of a spec: a settings class that builds what a run works on."""
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether it makes its clients' data itself, and `data.name` does not matter."""
+
+    def task(self, data: DataSettings, seed: int) -> Task: ...
+
+
+PROBLEMS: dict[str, type[Any]] = {
+    "hyper-representation": HyperRepresentation,
+    "quadratic": Quadratic,
+}
+
+__all__ = [
+    "PROBLEMS",
+    "HyperRepresentation",
+    "ProblemSettings",
+    "Quadratic",
+    "QuadraticTask",
+    "representation_problem",
+]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -101,9 +101,7 @@ class QuadraticTask:
 
         return ListedClients(
             [
-                ClientData(
-                    Part({"A": repeat(A), "B": repeat(B), "b": b}), Part({"J": repeat(J), "c": c})
-                )
+                ClientData(Part({"A": repeat(A), "B": repeat(B), "b": b}), Part({"J": repeat(J), "c": c}))
                 for A, B, b, J, c in zip(self.A, self.B, self.b, self.J, self.c, strict=True)
             ]
         )
@@ -181,6 +179,8 @@ class Quadratic:
     heterogeneity: Annotated[float, Field(ge=0), about("how far the clients differ; 0: not at all")] = 1.0
     noise: Annotated[float, Field(ge=0), about("deviation of a row's gradients from the client's")] = 0.0
     rows: Annotated[Count, about("rows a client has for each level")] = 8
+
+    makes_data: ClassVar[bool] = True
 
     def make(self, clients: int, seed: int) -> QuadraticTask:
         """Draw the problem at (seed, "quadratic").

@@ -1,12 +1,12 @@
 """Hyper-representation: the body of a network is trained on validation rows, its head on training rows.
 
-    min_x 1/m Σ_i CE(head(y*; body(x; ·)))    subject to    y* = argmin_y 1/m Σ_i CE(head(y; body(x; ·))) + R(y)
+min_x 1/m Σ_i CE(head(y*; body(x; ·)))    subject to    y* = argmin_y 1/m Σ_i CE(head(y; body(x; ·))) + R(y)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +70,11 @@ class HyperRepresentation:
     hidden: Annotated[Count, about("hidden units; 200 gives the paper's 157,000 and 2,010 parameters")] = 200
     decay: Annotated[float, Field(ge=0), about("weight of the regulariser of the head")] = 0.05
     regulariser: Annotated[
-        Regulariser, about("norm: not squared, as in the paper's experiments; ridge: squared, strongly convex")
+        Regulariser,
+        about("norm: not squared, as in the paper's experiments; ridge: squared, strongly convex"),
     ] = "norm"
+
+    makes_data: ClassVar[bool] = False
 
     def task(self, data: DataSettings, seed: int) -> Task:
         """Load and split the data, and start the network from the seed."""

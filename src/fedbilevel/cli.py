@@ -1,0 +1,264 @@
+"""The command line: `fedbilevel run`, `fedbilevel data`, `fedbilevel check`.
+
+Errors that this library raises on purpose are one line on the standard error; the exit code is 2 for wrong
+settings and 1 for what went wrong later.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import data as data_room
+from .check import check as check_problem
+from .errors import DataUnavailable, FedBilevelError, SettingsError
+from .report import ledger_table, outcome_table
+from .run import Observer, Result, run
+from .run import Progress as Step
+from .spec import Spec, describe, load_spec
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bilevel optimisation.")
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and see how they are split.")
+app.add_typer(data_app, name="data")
+out, err = Console(), Console(stderr=True)
+
+PAPER_ROUNDS = {("shards", 1): 520, ("shards", 5): 305, ("iid", 1): 530, ("iid", 5): 195}  # table 2, FBO-AggITD
+
+SpecFile = Annotated[
+    str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; the demo's settings when left out.")
+]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
+
+
+@app.command("run")
+def run_command(
+    spec: SpecFile = None,
+    sets: Sets = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    log: Annotated[str | None, typer.Option(help="Also log to: tensorboard.")] = None,
+    print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
+    or_digits: Annotated[
+        bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+) -> None:
+    """Run a spec into a folder: history, summary, checkpoint and curve."""
+    chosen = load_spec(spec, sets or [])
+    if print_spec:
+        sys.stdout.write(describe(chosen))
+        return
+    if folder is None:
+        raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
+    if or_digits:
+        chosen = _or_digits(chosen, spec, sets or [])
+    with ExitStack() as stack:
+        observers: list[Observer] = []
+        if log:
+            observers.append(stack.enter_context(_logger(log, folder)))
+        if not quiet:
+            observers.append(stack.enter_context(_Bar()))
+        result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
+    if not quiet:
+        _show(chosen, result)
+
+
+@app.command("check")
+def check_command(spec: SpecFile = None, sets: Sets = None) -> None:
+    """Compare every derivative of a spec's problem with finite differences."""
+    task = load_spec(spec, sets or []).task()
+    report = check_problem(task.problem, task.clients)
+    out.print(report.table())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """The data sets, and which are in the cache."""
+    table = Table("name", "rows", "classes", "in the cache", title=f"Data sets; cache: {data_room.cache_folder()}")
+    for name, entry in data_room.DATASETS.items():
+        table.add_row(name, *_cached(name, bool(entry.files)))
+    out.print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: str, force: Annotated[bool, typer.Option("--force", help="Fetch again, whatever is there.")] = False
+) -> None:
+    """Fetch a data set into the cache and verify it."""
+    out.print(f"{name}: {data_room.fetch(name, force=force)}")
+
+
+@data_app.command("show")
+def data_show(
+    spec: SpecFile = None,
+    sets: Sets = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as PNG or SVG.")] = None,
+) -> None:
+    """How a spec splits its data across clients: a table, and a picture of the labels."""
+    chosen = load_spec(spec, sets or [])
+    settings = chosen.data
+    if settings.name == data_room.GENERATED:
+        raise SettingsError("data.name = 'generated' has no labels to show; choose a problem with a data set")
+    dataset, parts = settings.split(chosen.seed)
+    out.print(data_room.label_table(dataset.train_targets, parts, dataset.classes))
+    if picture is not None:
+        data_room.draw_labels(
+            picture, dataset.train_targets, parts, dataset.classes, dataset=dataset.name, kind=settings.partition
+        )
+        out.print(f"picture: {picture}")
+
+
+def main() -> None:
+    """Entry point: one line and an exit code for an error that was foreseen."""
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    try:
+        app()
+    except FedBilevelError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted; the run goes on from its last checkpoint with --resume")
+        sys.exit(130)
+
+
+class _Bar:
+    """The progress of a run on the standard error."""
+
+    def __enter__(self) -> _Bar:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("iteration {task.fields[iteration]}"),
+            TextColumn("{task.fields[rounds]} rounds"),
+            BarColumn(),
+            TextColumn("{task.fields[measure]}"),
+            TextColumn("{task.fields[speed]:.1f} rounds/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+        )
+        self._task = self._progress.add_task(
+            "run", total=1.0, iteration=0, rounds=0, measure="starting", speed=0.0
+        )
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: Step) -> None:
+        self._progress.update(
+            self._task,
+            completed=step.share,
+            iteration=step.iteration,
+            rounds=step.rounds,
+            measure=_measure(step.record),
+            speed=step.rounds / max(step.seconds, 1e-9),
+        )
+
+
+class _TensorBoard:
+    """Every evaluation as scalars for TensorBoard, against rounds."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise SettingsError(
+                "--log tensorboard needs an extra: pip install 'fedbilevel[tensorboard]'"
+            ) from None
+        self._make, self._folder, self._last = SummaryWriter, folder / "tensorboard", -1
+
+    def __enter__(self) -> _TensorBoard:
+        self._writer: Any = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def __call__(self, step: Step) -> None:
+        if step.record["iteration"] == self._last:
+            return
+        if self._writer is None:
+            self._writer = self._make(str(self._folder))
+        self._last = step.record["iteration"]
+        for name, value in step.record.items():
+            if name not in ("iteration", "rounds") and value is not None:
+                self._writer.add_scalar(name, value, step.record["rounds"])
+
+
+def _logger(kind: str, folder: Path) -> _TensorBoard:
+    if kind != "tensorboard":
+        raise SettingsError(f"--log {kind} is unknown; use tensorboard")
+    return _TensorBoard(folder)
+
+
+def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:
+    """The same run on the embedded digits, if its data set cannot be had."""
+    if chosen.data.name == data_room.GENERATED:
+        return chosen
+    try:
+        data_room.fetch(chosen.data.name)
+    except DataUnavailable as error:
+        err.print(f"{error}\nGoing on with the embedded digits.", markup=False, style="yellow")
+        return load_spec(spec, [*sets, "data.name=digits"])
+    return chosen
+
+
+def _measure(record: dict[str, Any]) -> str:
+    if record["test_accuracy"] is not None:
+        return f"accuracy {record['test_accuracy']:.2%}"
+    return f"upper loss {record['upper_loss']:.4g}"
+
+
+def _cached(name: str, fetched: bool) -> tuple[str, str, str]:
+    try:
+        dataset = data_room.load(name, offline=True)
+    except FedBilevelError as error:
+        return "", "", "no" if isinstance(error, DataUnavailable) else f"unusable: {error}"
+    rows = f"{len(dataset.train_targets):,} + {len(dataset.test_targets):,}"
+    return rows, str(dataset.classes), "yes" if fetched else "embedded"
+
+
+def _show(spec: Spec, result: Result) -> None:
+    """Plain numbers at the end: what was run, what it took, the ledger, where the files are."""
+    summary, accuracy = result.summary, result.summary["accuracy"]
+    name = spec.to_mapping()["algorithm"]["name"]
+    where = "" if spec.problem.makes_data else f", {spec.data.name} split by {spec.data.partition}"
+    out.print(
+        f"[bold]{name}[/], {spec.data.clients} clients{where}, seed {spec.seed}: "
+        f"{summary['iterations']:,} outer iterations, {summary['rounds']:,} rounds, "
+        f"{summary['seconds']:.1f} s of training",
+        highlight=False,
+    )
+    if accuracy["last"] is not None:
+        out.print(
+            f"test accuracy: {accuracy['last']:.2%} at the end, {accuracy['best']:.2%} at best, "
+            f"{accuracy['mean_last_100']:.2%} in the mean of the last 100 evaluations",
+            highlight=False,
+        )
+        out.print(outcome_table(summary))
+        _beside_the_paper(spec, summary)
+    out.print(ledger_table(summary))
+    if summary["iterations"]:
+        out.print(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}", highlight=False)
+    out.print(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/", highlight=False)
+
+
+def _beside_the_paper(spec: Spec, summary: dict[str, Any]) -> None:
+    paper = PAPER_ROUNDS.get((spec.data.partition, spec.to_mapping()["algorithm"].get("upper_steps")))
+    if spec.data.name == "mnist" and spec.data.clients == 100 and paper is not None:
+        ours = summary["rounds_to"]["0.90"]
+        out.print(f"rounds to 90 %: ours {ours or 'not reached'}, the paper's {paper}", highlight=False)

@@ -1,0 +1,6 @@
+"""Tables and figures from the records of runs."""
+
+from .figures import draw_curve
+from .tables import ledger_table, outcome_table
+
+__all__ = ["draw_curve", "ledger_table", "outcome_table"]

@@ -1,0 +1,202 @@
+"""Running a spec: the budget, evaluation on a schedule, checkpoints, and the run folder at the end."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import rng
+from .federation import Federation, Ledger
+from .probes import losses
+from .problem import Task
+from .record import Checkpoint, RunFolder, number, summarise
+from .report import draw_curve
+from .spec import Spec
+from .steps import Sample
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its folder, summary and history, and the final parameters as the user's pytrees."""
+
+    folder: Path
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer is told after every outer iteration. `share` is how much of the budget is used."""
+
+    iteration: int
+    rounds: int
+    seconds: float
+    share: float
+    record: dict[str, Any]
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: a progress bar, a logger."""
+
+    def __call__(self, progress: Progress) -> None: ...
+
+
+def run(
+    spec: Spec,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a spec into a folder, or go on with it.
+
+    The data are loaded and everything is checked before the folder is made. A resumed run gives bit for bit
+    the history that an uninterrupted one gives, but for seconds.
+    """
+    task = spec.task()
+    folder = RunFolder(Path(out))
+    with _counting_compilations() as compilations:
+        saved = folder.open(spec, resume=resume, overwrite=overwrite)
+        start = spec.algorithm.init(task.problem)
+        state, iteration, ledger = start, 0, Ledger()
+        if saved is not None:
+            state = type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
+            iteration, ledger = saved.iteration, Ledger.from_mapping(saved.ledger)
+        fed = Federation(
+            spec.federation.build(task),
+            seed=spec.seed,
+            min_replies=spec.federation.min_replies,
+            weighting=spec.federation.weighting,
+            ledger=ledger,
+        )
+        probed = _probed_clients(spec, task)
+        records = folder.history()
+
+        def evaluate() -> dict[str, Any]:
+            record = _evaluate(fed, task, state, iteration, probed)
+            folder.append(record)
+            records.append(record)
+            return record
+
+        record = records[-1] if records else evaluate()
+        budget = _Budget(spec, fed)
+        while not budget.spent(iteration, record):
+            state = spec.algorithm.step(fed, state)
+            iteration += 1
+            last = budget.spent(iteration, record)
+            if iteration % spec.evaluate.every == 0 or last:
+                record = evaluate()
+                last = budget.spent(iteration, record)
+            if iteration % spec.evaluate.checkpoint_every == 0 or last:
+                folder.save(spec, _checkpoint(state, iteration, ledger))
+            progress = Progress(iteration, ledger.rounds, ledger.seconds, budget.share(iteration, record), record)
+            for observer in observers:
+                observer(progress)
+    summary = summarise(
+        records,
+        ledger.to_mapping(),
+        seconds=ledger.seconds,
+        compilations=compilations[0],
+        peak_memory_mb=_peak_memory(),
+        spec=spec.digest,
+    )
+    folder.write_json("summary.json", summary)
+    draw_curve(records, folder.file("curve.png"), _title(spec))
+    problem = task.problem
+    return Result(folder.path, summary, records, problem.flat_x.restore(state.x), problem.flat_y.restore(state.y))
+
+
+class _Budget:
+    """When a run is over.
+
+    An outer iteration that would exceed the rounds is not begun, as far as its cost is known: the first one
+    always is.
+    """
+
+    def __init__(self, spec: Spec, fed: Federation) -> None:
+        self._stop, self._fed = spec.stop, fed
+
+    def spent(self, iteration: int, record: dict[str, Any]) -> bool:
+        ledger, stop = self._fed.ledger, self._stop
+        cost = ledger.rounds // iteration if iteration else 0
+        return bool(
+            (stop.rounds is not None and ledger.rounds + max(cost, 1) > stop.rounds)
+            or (stop.iterations is not None and iteration >= stop.iterations)
+            or (stop.seconds is not None and ledger.seconds >= stop.seconds)
+            or (stop.accuracy is not None and (record.get("test_accuracy") or 0.0) >= stop.accuracy)
+        )
+
+    def share(self, iteration: int, record: dict[str, Any]) -> float:
+        ledger, stop = self._fed.ledger, self._stop
+        if self.spent(iteration, record):
+            return 1.0
+        parts = [(ledger.rounds, stop.rounds), (iteration, stop.iterations), (ledger.seconds, stop.seconds)]
+        return max((used / limit for used, limit in parts if limit is not None), default=0.0)
+
+
+def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: tuple[int, ...]) -> dict[str, Any]:
+    measured = {name: number(value) for name, value in task.measure(state.x, state.y).items()}
+    means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+    ledger = fed.ledger
+    return {
+        "iteration": iteration,
+        "rounds": ledger.rounds,
+        "bytes_up": ledger.bytes_up,
+        "bytes_down": ledger.bytes_down,
+        "seconds": round(ledger.seconds, 4),
+        "test_accuracy": measured.pop("test_accuracy", None),
+        "test_loss": measured.pop("test_loss", None),
+        "upper_loss": number(means.upper),
+        "lower_loss": number(means.lower),
+        **measured,
+    }
+
+
+def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:
+    """The clients whose losses are probed: the same ones throughout a run, so that curves are smooth."""
+    count = min(spec.evaluate.clients, task.clients.count)
+    chosen = rng.generator(spec.seed, "evaluate").choice(task.clients.count, count, replace=False)
+    return tuple(int(c) for c in sorted(chosen))
+
+
+def _checkpoint(state: Any, iteration: int, ledger: Ledger) -> Checkpoint:
+    arrays = {name: np.asarray(value) for name, value in state._asdict().items()}
+    return Checkpoint(arrays, iteration, ledger.to_mapping())
+
+
+def _title(spec: Spec) -> str:
+    values = spec.to_mapping()
+    data = spec.data.name if spec.problem.makes_data else f"{spec.data.name}, {spec.data.partition}"
+    return f"{values['algorithm']['name']} on {values['problem']['name']} ({data}), {spec.data.clients} clients"
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+@contextmanager
+def _counting_compilations() -> Iterator[list[int]]:
+    """Counts the programs that XLA compiles meanwhile."""
+    count = [0]
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        count[0] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
