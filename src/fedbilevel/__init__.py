@@ -1,0 +1,67 @@
+"""fedbilevel: federated bilevel optimisation, where one call is one communication round."""
+
+from .algorithms import AggITD
+from .check import check
+from .data import ClientData, ClientSize, LazyClients, ListedClients, Part, clients_from
+from .engines import Loop, Simulation
+from .errors import (
+    CheckpointError,
+    CorruptData,
+    DataUnavailable,
+    FedBilevelError,
+    RunFolderError,
+    SettingsError,
+    StepError,
+    TooFewReplies,
+    UnknownName,
+)
+from .federation import Federation, Ledger
+from .oracle import Oracle
+from .problem import Batch, Problem
+from .problems import HyperRepresentation, Quadratic
+from .run import Result, run
+from .spec import Spec, load_spec
+from .steps import Epochs, PerClient, Sample, Samples, Scalar, X, Y, client_step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AggITD",
+    "Batch",
+    "CheckpointError",
+    "ClientData",
+    "ClientSize",
+    "CorruptData",
+    "DataUnavailable",
+    "Epochs",
+    "FedBilevelError",
+    "Federation",
+    "HyperRepresentation",
+    "LazyClients",
+    "Ledger",
+    "ListedClients",
+    "Loop",
+    "Oracle",
+    "Part",
+    "PerClient",
+    "Problem",
+    "Quadratic",
+    "Result",
+    "RunFolderError",
+    "Sample",
+    "Samples",
+    "Scalar",
+    "SettingsError",
+    "Simulation",
+    "Spec",
+    "StepError",
+    "TooFewReplies",
+    "UnknownName",
+    "X",
+    "Y",
+    "check",
+    "client_step",
+    "clients_from",
+    "load_spec",
+    "run",
+]

@@ -49,7 +49,7 @@ class Progress:
 class Observer(Protocol):
     """Somebody who watches a run: a progress bar, a logger."""
 
-    def __call__(self, progress: Progress) -> None: ...
+    def __call__(self, progress: Progress, /) -> None: ...
 
 
 def run(
