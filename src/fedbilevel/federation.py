@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -27,6 +28,9 @@ from .steps import Descriptor, PerClient, Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
 Weighting = Literal["uniform", "samples"]
+
+# Versions of held vectors. They never repeat, so federations that share an engine do not take one another's.
+_versions = itertools.count()
 
 
 @dataclass
@@ -130,8 +134,7 @@ class Federation:
     def hold(self, **vectors: Array) -> None:
         """Give clients vectors to keep. They ride on the next round a client is in, once for each client."""
         for name, value in vectors.items():
-            version = self._shelves[name].version + 1 if name in self._shelves else 0
-            self._shelves[name] = _Shelf(version, value, set())
+            self._shelves[name] = _Shelf(next(_versions), value, set())
 
     def round(self, step: Step[Any, R], **arguments: Any) -> R:
         """One communication round: run `step` on the cohort and return the mean of the valid replies.

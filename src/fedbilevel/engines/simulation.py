@@ -7,7 +7,6 @@ one shape, so nothing compiles twice.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +37,7 @@ class Simulation:
     """Runs a cohort as one jitted program a step.
 
     over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program
-    memory_limit    MiB for the data and features of the chunks that are kept; the chunk's size follows
+    memory_limit    MiB for the data and features of a cohort; a larger one goes in chunks of this size
     devices         the devices to spread clients over; all that JAX sees when left out
     """
 
@@ -61,7 +60,7 @@ class Simulation:
             )
         self._mesh = jax.make_mesh((devices or len(available),), ("clients",), devices=available[:devices])
         self._programs: dict[Any, Any] = {}
-        self._residents: OrderedDict[tuple[int, ...], Resident] = OrderedDict()
+        self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
         self._remember = self._compile(lambda shared, each: remember(problem, shared, each))
         self._client_bytes = self._estimate()
 
@@ -85,7 +84,8 @@ class Simulation:
                 lambda shared, each: perform(self.problem, call, *shared, *each)
             )
         shared = (call.vectors, call.arrays)
-        return self._programs[call.program](shared, (work, resident.data, resident.memory))
+        memory = resident.memory if "x" in call.held else None  # a probe holds nothing, and has no use for it
+        return self._programs[call.program](shared, (work, resident.data, memory))
 
     def _compile(self, function: Any) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices."""
@@ -113,17 +113,23 @@ class Simulation:
             yield asked + asked[-1:] * (size - len(asked)), asked
 
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
-        """The chunk's data, and its memory at the held x, kept for the next round of this chunk."""
-        resident = self._residents.pop(chunk, None)
+        """The chunk's data, and its memory at the held x.
+
+        Kept while the cohort stays the same, for rounds and for probes apart, if all of it fits the limit.
+        """
+        kind = str(call.address[1])
+        if self._kept.get(kind, ((), {}))[0] != call.clients:
+            self._kept[kind] = call.clients, {}
+        kept = self._kept[kind][1]
+        resident = kept.get(chunk)
         if resident is None:
-            while self._residents and (len(self._residents) + 1) * len(chunk) * self._client_bytes > self._limit:
-                self._residents.popitem(last=False)
             arrays = [pad(self.clients.load(client), self.clients.capacity) for client in chunk]
             resident = Resident(self._spread(_stack(arrays)), None, None)
         if "x" in call.held and resident.version != call.held["x"].version:
             held = call.held["x"]
             resident = Resident(resident.data, held.version, self._remember(held.value, resident.data))
-        self._residents[chunk] = resident
+        if len(call.clients) * self._client_bytes <= self._limit:
+            kept[chunk] = resident
         return resident
 
     def _spread(self, tree: PyTree) -> PyTree:

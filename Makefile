@@ -1,0 +1,35 @@
+# Every target makes its own environment in .venv; nothing else has to be installed by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check lint coverage bench clean
+
+demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
+	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest -n 2
+
+check: lint coverage  ## ruff, mypy strict, and the tests with their coverage
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+
+bench: $(READY)  ## one outer iteration against the matrix products it cannot avoid
+	$(BIN)/python benchmarks/outer_iteration.py --out runs/bench
+
+clean:
+	rm -rf .venv runs
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
