@@ -20,7 +20,7 @@ from rich.table import Table
 from . import data as data_room
 from .check import check as check_problem
 from .errors import DataUnavailable, FedBilevelError, SettingsError
-from .report import ledger_table, outcome_table
+from .report import ledger_table, outcome_table, text_curve
 from .run import Observer, Result, run
 from .run import Progress as Step
 from .spec import Spec, describe, load_spec
@@ -249,6 +249,7 @@ def _show(spec: Spec, result: Result) -> None:
             f"{accuracy['mean_last_100']:.2%} in the mean of the last 100 evaluations",
             highlight=False,
         )
+        out.print(text_curve(result.history), markup=False, highlight=False)
         out.print(outcome_table(summary))
         _beside_the_paper(spec, summary)
     out.print(ledger_table(summary))

@@ -228,8 +228,8 @@ def _first_at(history: Iterable[dict[str, Any]], accuracy: float) -> dict[str, A
 
 
 def number(value: Any) -> float:
-    """A float with the digits that float32 has, for files."""
-    return float(f"{float(value):.7g}")
+    """A float with the digits that a float32 surely has, for files."""
+    return float(f"{float(value):.6g}")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
