@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import jax
 import pytest
 
 from fedbilevel.data import DataSettings
@@ -19,3 +24,25 @@ def quadratic() -> QuadraticTask:
 def digits() -> Task:
     """A small hyper-representation task on the embedded digits, twenty clients of unequal size."""
     return HyperRepresentation(hidden=12).task(DataSettings(name="digits", clients=20, partition="dirichlet"), 0)
+
+
+@contextmanager
+def _compilations() -> Iterator[list[str]]:
+    """What XLA compiled meanwhile, one entry a program."""
+    seen: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="session")
+def compilations() -> Callable[[], AbstractContextManager[list[str]]]:
+    """`with compilations() as seen:` lists the programs that XLA compiles in the block."""
+    return _compilations

@@ -67,7 +67,12 @@ def run_command(
             observers.append(stack.enter_context(_logger(log, folder)))
         if not quiet:
             observers.append(stack.enter_context(_Bar()))
-        result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
+        try:
+            result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
+        except KeyboardInterrupt:  # here, as Typer would end without a word
+            stack.close()
+            err.print("interrupted; the run goes on from its last checkpoint with --resume")
+            raise typer.Exit(130) from None
     if not quiet:
         _show(chosen, result)
 
@@ -95,7 +100,9 @@ def data_fetch(
     name: str, force: Annotated[bool, typer.Option("--force", help="Fetch again, whatever is there.")] = False
 ) -> None:
     """Fetch a data set into the cache and verify it."""
-    out.print(f"{name}: {data_room.fetch(name, force=force)}")
+    folder = data_room.fetch(name, force=force)
+    where = folder if data_room.DATASETS[name].files else "embedded, nothing to fetch"
+    out.print(f"{name}: {where}", markup=False, highlight=False, soft_wrap=True)
 
 
 @data_app.command("show")
@@ -112,10 +119,12 @@ def data_show(
     dataset, parts = settings.split(chosen.seed)
     out.print(data_room.label_table(dataset.train_targets, parts, dataset.classes))
     if picture is not None:
-        data_room.draw_labels(
-            picture, dataset.train_targets, parts, dataset.classes, dataset=dataset.name, kind=settings.partition
-        )
-        out.print(f"picture: {picture}")
+        labels, kind = dataset.train_targets, settings.partition
+        try:
+            data_room.draw_labels(picture, labels, parts, dataset.classes, dataset=dataset.name, kind=kind)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"--picture {picture} cannot be written: {error}") from None
+        out.print(f"picture: {picture}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -126,9 +135,6 @@ def main() -> None:
     except FedBilevelError as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("interrupted; the run goes on from its last checkpoint with --resume")
-        sys.exit(130)
 
 
 class _Bar:
@@ -255,11 +261,13 @@ def _show(spec: Spec, result: Result) -> None:
     out.print(ledger_table(summary))
     if summary["iterations"]:
         out.print(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}", highlight=False)
-    out.print(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/", highlight=False)
+    files = f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/"
+    out.print(files, markup=False, highlight=False, soft_wrap=True)
 
 
 def _beside_the_paper(spec: Spec, summary: dict[str, Any]) -> None:
-    paper = PAPER_ROUNDS.get((spec.data.partition, spec.to_mapping()["algorithm"].get("upper_steps")))
+    steps = getattr(spec.algorithm, "upper_steps", None)
+    paper = PAPER_ROUNDS.get((spec.data.partition, steps)) if isinstance(steps, int) else None
     if spec.data.name == "mnist" and spec.data.clients == 100 and paper is not None:
         ours = summary["rounds_to"]["0.90"]
         out.print(f"rounds to 90 %: ours {ours or 'not reached'}, the paper's {paper}", highlight=False)

@@ -136,6 +136,11 @@ class Federation:
         for name, value in vectors.items():
             self._shelves[name] = _Shelf(next(_versions), value, set())
 
+    def release(self, *names: str) -> None:
+        """Let clients forget vectors that they hold; it costs nothing."""
+        for name in names:
+            del self._shelves[name]
+
     def round(self, step: Step[Any, R], **arguments: Any) -> R:
         """One communication round: run `step` on the cohort and return the mean of the valid replies.
 
@@ -152,6 +157,40 @@ class Federation:
             shelf.holders.update(self.clients)
         return self._exchange(call, account)
 
+    def each(self, step: Step[Any, R], **arguments: Any) -> R:
+        """Run `step` on every client and keep the replies apart, one row each: work without communication.
+
+        For methods without a server. A reply that is not valid raises, as nobody else can stand in for it.
+        """
+        call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, {}, arguments)
+        account = self.ledger.steps.setdefault(step.name, Account())
+        start = time.perf_counter()
+        rows: list[Any] = []
+        for replies in self.engine.replies(call):
+            wrong = self._misfit(call, replies, _Mean()) or next(iter(replies.failures.values()), None)
+            reasons = dict.fromkeys(replies.clients, wrong) if wrong else _not_finite(replies)
+            if reasons:
+                raise TooFewReplies(_complaint(call, len(rows), len(call.clients), reasons))
+            rows.append(replies.reply)
+        account.seconds += time.perf_counter() - start
+        return rows[0] if len(rows) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *rows)
+
+    def exchange(self, name: str, weights: np.ndarray, **rows: Array) -> dict[str, Array]:
+        """One round of gossip: client i sends its rows to its neighbours and mixes: v_i ← Σ_j w_ij v_j.
+
+        Booked under `name` as one round; each vector is billed once for every neighbour it goes to.
+        """
+        start = time.perf_counter()
+        mixed = jax.block_until_ready(_mix(jnp.asarray(weights, jnp.float32), rows))
+        links = int(np.count_nonzero(weights) - np.count_nonzero(np.diag(weights)))
+        sent = links * sum(a.nbytes // a.shape[0] for a in rows.values())
+        account = self.ledger.steps.setdefault(name, Account())
+        account.rounds += 1
+        account.bytes_up += sent
+        account.bytes_down += sent
+        account.seconds += time.perf_counter() - start
+        return mixed
+
     def probe(self, step: Step[Any, R], clients: tuple[int, ...] | None = None, **arguments: Any) -> R:
         """As `round`, for a measurement: billed apart, on any clients, without touching what they hold."""
         chosen = self.clients if clients is None else clients
@@ -164,7 +203,7 @@ class Federation:
         for replies in self.engine.replies(call):
             reasons.update(replies.failures)
             wrong = self._misfit(call, replies, mean)
-            account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply))
+            account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
             if wrong:
                 reasons.update(dict.fromkeys(replies.clients, wrong))
             else:
@@ -230,35 +269,51 @@ class _Mean:
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
         """Add stacked replies; return who was left out because a vector is not finite."""
-        total, finite = _weighted_sum(replies.reply, weights)
-        finite = {name: np.asarray(ok) for name, ok in finite.items()}
-        valid = np.all(list(finite.values()), axis=0) if finite else np.ones(len(weights), bool)
+        left_out = _not_finite(replies)
+        valid = np.asarray([client not in left_out for client in replies.clients])
+        total = _weighted_sum(replies.reply, weights, valid)
         self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
         self.weight += float(weights[valid].sum())
         self.count += int(valid.sum())
-        return {
-            client: f"{next(n for n, ok in finite.items() if not ok[i])} is not finite"
-            for i, client in enumerate(replies.clients)
-            if not valid[i]
-        }
+        return left_out
 
     @property
     def value(self) -> Any:
         return jax.tree.map(partial(_divide, by=np.float32(self.weight)), self.total)
 
 
+def _not_finite(replies: Replies) -> dict[int, str]:
+    """Which of stacked replies have a vector that is not finite, and which vector."""
+    finite = {name: np.asarray(ok) for name, ok in _finite(replies.reply._asdict()).items()}
+    return {
+        client: f"{name} is not finite"
+        for name, ok in reversed(finite.items())
+        for client, good in zip(replies.clients, ok, strict=True)
+        if not good
+    }
+
+
 @jax.jit
-def _weighted_sum(reply: Any, weights: Array) -> tuple[Any, dict[str, Array]]:
-    """Σ_i w_i r_i over the clients all of whose vectors are finite, and which those are by field."""
-    axes = {n: tuple(range(1, a.ndim)) for n, a in reply._asdict().items() if a is not None}
-    finite = {n: jnp.all(jnp.isfinite(getattr(reply, n)), axis=axis) for n, axis in axes.items()}
-    valid = jnp.all(jnp.stack(list(finite.values())), axis=0)
+def _finite(fields: dict[str, Array]) -> dict[str, Array]:
+    return {
+        name: jnp.all(jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for name, a in fields.items() if a is not None
+    }
+
+
+@jax.jit
+def _mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
+    return {name: jnp.tensordot(weights, a, axes=1) for name, a in rows.items()}
+
+
+@jax.jit
+def _weighted_sum(reply: Any, weights: Array, valid: Array) -> Any:
+    """Σ_i w_i r_i over the valid clients i."""
     kept = jnp.where(valid, weights, 0.0)
 
     def total(a: Array) -> Array:
         return jnp.tensordot(kept, jnp.where(jnp.expand_dims(valid, tuple(range(1, a.ndim))), a, 0.0), axes=1)
 
-    return jax.tree.map(total, reply), finite
+    return jax.tree.map(total, reply)
 
 
 @jax.jit

@@ -79,41 +79,45 @@ class Oracle:
     def y(self) -> Array:
         return self._held["y"]
 
+    def held(self, name: str) -> Array:
+        """A vector that the server gave to hold under another name than x and y."""
+        return self._held[name]
+
     def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """f_i(x, y; ξ)"""
-        return self._loss("upper", xi, at)(*self._point("upper", xi, at), y)
+        return self._loss("upper", xi)(*self._point("upper", xi, at), y)
 
     def g(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
         """g_i(x, y; ζ)"""
-        return self._loss("lower", zeta, at)(*self._point("lower", zeta, at), y)
+        return self._loss("lower", zeta)(*self._point("lower", zeta, at), y)
 
-    def f_y(self, y: Array, xi: Draw) -> Array:
+    def f_y(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_y f_i(x, y; ξ)"""
-        return jax.grad(self._loss("upper", xi), 2)(*self._point("upper", xi), y)
+        return jax.grad(self._loss("upper", xi), 2)(*self._point("upper", xi, at), y)
 
-    def g_y(self, y: Array, zeta: Draw) -> Array:
+    def g_y(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
         """∇_y g_i(x, y; ζ)"""
-        return jax.grad(self._loss("lower", zeta), 2)(*self._point("lower", zeta), y)
+        return jax.grad(self._loss("lower", zeta), 2)(*self._point("lower", zeta, at), y)
 
-    def g_yy(self, y: Array, v: Array, u: Draw) -> Array:
+    def g_yy(self, y: Array, v: Array, u: Draw, at: Array | None = None) -> Array:
         """∇²_y g_i(x, y; u) v"""
-        return jax.jvp(lambda w: self.g_y(w, u), (y,), (v,))[1]
+        return jax.jvp(lambda w: self.g_y(w, u, at), (y,), (v,))[1]
 
     def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_x f_i(x, y; ξ)"""
-        loss = self._loss("upper", xi, at)
+        loss = self._loss("upper", xi)
         return self._gradient_x("upper", xi, at, lambda x, features: loss(x, features, y))
 
-    def g_xy(self, y: Array, v: Array, chi: Draw) -> Array:
+    def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
         """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
         loss = self._loss("lower", chi)
 
         def along(x: Array, features: PyTree) -> Array:
             return jax.jvp(lambda w: loss(x, features, w), (y,), (v,))[1]
 
-        return self._gradient_x("lower", chi, None, along)
+        return self._gradient_x("lower", chi, at, along)
 
-    def _loss(self, part: PartName, rows: Draw, at: Array | None = None) -> Any:
+    def _loss(self, part: PartName, rows: Draw) -> Any:
         """The loss as a function of x, of the features of the rows, and of y."""
         data: PartArrays = getattr(self._data, part)
         inputs, targets = _take((data.inputs, data.targets), rows)

@@ -43,6 +43,7 @@ FILES = (
     "environment.json",
     "curve.png",
 )
+TEMPORARY = tuple(f".{name}.tmp" for name in FILES)
 
 
 class Checkpoint(NamedTuple):
@@ -67,7 +68,7 @@ class RunFolder:
         checkpoint = None
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"--out {self.path} is a file; name a folder")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(p.name not in TEMPORARY for p in self.path.iterdir()):
             if not self.file("spec.toml").exists():
                 raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
             if resume:
@@ -82,8 +83,9 @@ class RunFolder:
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._cut_history(0 if checkpoint is None else checkpoint.iteration, keep=checkpoint is not None)
-            self.write("spec.toml", spec.to_toml())
+            self.write("spec.toml", spec.to_toml())  # first: a folder with it is a run, whatever happens next
+            reached = -1 if checkpoint is None else checkpoint.iteration
+            self.write_history(r for r in self.history() if r["iteration"] <= reached)
             self.write_json("environment.json", environment())
         except OSError as error:
             raise RunFolderError(f"--out {self.path} cannot be written: {error.strerror}") from None
@@ -94,7 +96,7 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write under a temporary name and rename: a reader sees the old file or the new one."""
-        temporary = self.file(f".{name}.tmp")
+        temporary = self.file(f".{name}.tmp")  # one of TEMPORARY
         data = content.encode() if isinstance(content, str) else content
         with temporary.open("wb") as stream:
             stream.write(data)
@@ -109,6 +111,10 @@ class RunFolder:
         """Add a line to the history."""
         with self.file("history.jsonl").open("a") as stream:
             stream.write(json.dumps(record) + "\n")
+
+    def write_history(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Put these lines in the place of the history."""
+        self.write("history.jsonl", "".join(json.dumps(r) + "\n" for r in list(records)))
 
     def history(self) -> list[dict[str, Any]]:
         """The whole lines of the history."""
@@ -159,14 +165,11 @@ class RunFolder:
                 "choose another folder, or --overwrite"
             )
 
-    def _cut_history(self, iteration: int, keep: bool) -> None:
-        kept = [r for r in self.history() if keep and r["iteration"] <= iteration]
-        self.write("history.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
-
     def _clear(self) -> None:
-        for name in FILES:
-            self.file(name).unlink(missing_ok=True)
+        """Take out what runs write; the spec last, so that a folder cleared by half is still a run's."""
         shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
+        for name in reversed((*FILES, *TEMPORARY)):
+            self.file(name).unlink(missing_ok=True)
 
 
 def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def _revision() -> str | None:
             timeout=10,
             check=False,
         )
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
 

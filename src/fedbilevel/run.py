@@ -68,14 +68,14 @@ def run(
     task = spec.task()
     folder = RunFolder(Path(out))
     with _counting_compilations() as compilations:
+        engine, start = spec.federation.build(task), spec.algorithm.init(task.problem)
         saved = folder.open(spec, resume=resume, overwrite=overwrite)
-        start = spec.algorithm.init(task.problem)
         state, iteration, ledger = start, 0, Ledger()
         if saved is not None:
             state = type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
             iteration, ledger = saved.iteration, Ledger.from_mapping(saved.ledger)
         fed = Federation(
-            spec.federation.build(task),
+            engine,
             seed=spec.seed,
             min_replies=spec.federation.min_replies,
             weighting=spec.federation.weighting,
@@ -90,8 +90,11 @@ def run(
             records.append(record)
             return record
 
-        record = records[-1] if records else evaluate()
         budget = _Budget(spec, fed)
+        if records and records[-1]["iteration"] % spec.evaluate.every and not budget.spent(iteration, records[-1]):
+            records.pop()  # the last word of a smaller budget, off the schedule: an uninterrupted run has it not
+            folder.write_history(records)
+        record = records[-1] if records else evaluate()
         while not budget.spent(iteration, record):
             state = spec.algorithm.step(fed, state)
             iteration += 1

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+import numpy as np
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -33,15 +35,18 @@ def about(text: str) -> FieldInfo:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(cls: type[T]) -> type[T]:
-    """Make a class a frozen, keyword-only dataclass that raises `SettingsError` on a wrong value."""
-    config = ConfigDict(extra="forbid", validate_default=True)
+    """Make a class a frozen, keyword-only dataclass that raises `SettingsError` on a wrong value.
+
+    Types are taken strictly, as TOML has them: true is not the number 1, and "5" is not 5.
+    """
+    config = ConfigDict(extra="forbid", validate_default=True, strict=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
     init = made.__init__
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            init(self, *args, **kwargs)
+            init(self, *args, **_plain(kwargs))
         except ValidationError as error:
             raise _translate(made, error, made.__name__) from None
 
@@ -51,10 +56,12 @@ def settings(cls: type[T]) -> type[T]:
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a settings class from parsed TOML; errors name `where.field`."""
+    made: Any = cls.__new__(cls)
     try:
-        return TypeAdapter(cls).validate_python(dict(values))
+        inspect.unwrap(cls.__init__)(made, **_plain(values))  # the unwrapped one leaves `where` to us
     except ValidationError as error:
         raise _translate(cls, error, where) from None
+    return cast(T, made)
 
 
 def to_mapping(value: Any) -> dict[str, Any]:
@@ -70,6 +77,12 @@ def meanings(cls: type[Any]) -> dict[str, str]:
         notes = [m.description for m in getattr(hint, "__metadata__", ()) if isinstance(m, FieldInfo)]
         found[name] = next((n for n in notes if n), "")
     return found
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as the tuples that frozen fields keep, NumPy's numbers as Python's."""
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
 
 
 def _translate(cls: type[Any], error: ValidationError, where: str) -> SettingsError:
@@ -90,7 +103,7 @@ def _line(detail: ErrorDetails, where: str, known: list[str]) -> str:
     name = f"{where}.{field}" if field else where
     if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{name} is not a setting; {suggestion(field, known)}"
-    value = detail["input"]
+    value = list(detail["input"]) if isinstance(detail["input"], tuple) else detail["input"]
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{name} = {value!r} is wrong: {message}" if field else f"{name}: {message}"
@@ -98,5 +111,6 @@ def _line(detail: ErrorDetails, where: str, known: list[str]) -> str:
 
 def suggestion(name: str, known: list[str]) -> str:
     """A remedy for a name that is not known."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"use one of: {', '.join(known)}"
+    by_lower = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f"did you mean {by_lower[near[0]]}?" if near else f"use one of: {', '.join(known)}"

@@ -49,9 +49,12 @@ class FederationSettings:
     def build(self, task: Task) -> Engine:
         if self.engine == "loop":
             return Loop(task.problem, task.clients)
-        return Simulation(
-            task.problem, task.clients, over=self.over, memory_limit=self.memory_limit, devices=self.devices
-        )
+        try:
+            return Simulation(
+                task.problem, task.clients, over=self.over, memory_limit=self.memory_limit, devices=self.devices
+            )
+        except SettingsError as error:
+            raise SettingsError(f"federation.{error}") from None
 
 
 @settings
@@ -137,8 +140,8 @@ def parse(raw: Mapping[str, Any]) -> Spec:
         if key not in (*ORDER, "seed"):
             raise SettingsError(f"{key} is not a section; {suggestion(key, [*ORDER, 'seed'])}")
     seed = raw.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise SettingsError(f"seed = {seed!r} is wrong: use a whole number from 0 on")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise SettingsError(f"seed = {seed!r} is wrong: use a whole number from 0 to {2**32 - 1}")
     made: dict[str, Any] = {}
     for section in ORDER:
         values = raw.get(section, {})
@@ -174,7 +177,7 @@ def _section(section: str, values: Mapping[str, Any]) -> Any:
         return from_mapping(SECTIONS[section], values, section)
     table = NAMED[section]
     name = values.get("name", next(iter(table)))
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise UnknownName(f"{section}.name =", name, table)
     return from_mapping(table[name], {k: v for k, v in values.items() if k != "name"}, section)
 
@@ -190,6 +193,11 @@ def _check(spec: Spec) -> None:
         spec.algorithm.check(spec.data.clients)
     except SettingsError as error:
         raise SettingsError(f"algorithm.{error}") from None
+    if spec.federation.min_replies > spec.data.clients:
+        raise SettingsError(
+            f"federation.min_replies = {spec.federation.min_replies} is wrong: "
+            f"there are {spec.data.clients} clients"
+        )
     if all(value is None for value in dataclasses.astuple(spec.stop)):
         raise SettingsError("stop has no limit; set stop.rounds, stop.iterations, stop.seconds or stop.accuracy")
 
@@ -237,4 +245,6 @@ def _name_of(table: Mapping[str, type[Any]], value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")

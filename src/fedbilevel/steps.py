@@ -87,9 +87,9 @@ def find_step(address: str) -> Step[Any, Any]:
 
 @dataclass(frozen=True)
 class PerClient:
-    """An argument with a value of its own for each registered client."""
+    """An argument with a value of its own for each registered client: numbers, or the rows of an array."""
 
-    values: tuple[float, ...]
+    values: Any
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from ..federation import Federation
 from ..problem import Problem
 from .aggitd import AggITD
+from .fednest import FedNest
+from .lfednest import LFedNest
 
 
 class Algorithm(Protocol):
@@ -27,6 +29,8 @@ class Algorithm(Protocol):
 
 ALGORITHMS: dict[str, type[Any]] = {
     "fbo-aggitd": AggITD,
+    "fednest": FedNest,
+    "lfednest": LFedNest,
 }
 
-__all__ = ["ALGORITHMS", "AggITD", "Algorithm"]
+__all__ = ["ALGORITHMS", "AggITD", "Algorithm", "FedNest", "LFedNest"]

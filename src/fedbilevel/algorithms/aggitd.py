@@ -23,18 +23,12 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 from jax import Array
-from pydantic import Field
 
-from ..errors import SettingsError
-from ..federation import Federation, cohort_size
+from ..federation import Federation
 from ..oracle import Oracle
-from ..problem import Problem
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Epochs, PerClient, Sample, Samples, Stream, Y, client_step, sgd
-from .local import hypergradient, lower_steps, upper_steps
-
-BatchSize = Count | Literal["full"]
-Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
+from ..steps import Draw, Stream, Y, client_step, sgd
+from .local import LocalWork, State, lower_steps
 
 
 class Gradients(NamedTuple):
@@ -45,13 +39,6 @@ class Gradients(NamedTuple):
 class Descent(NamedTuple):
     y: Y
     z: Y | None
-
-
-class State(NamedTuple):
-    """Where an outer iteration starts: the warm start of the lower problem is y."""
-
-    x: Array
-    y: Array
 
 
 def carry(c: Oracle, z: Array | None, lam: Array, source: bool, xi: Draw, u: Draw) -> Array | None:
@@ -89,72 +76,21 @@ def descend(
 
 
 @settings
-class AggITD:
+class AggITD(LocalWork):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
     N: Annotated[Count, about("lower rounds an outer iteration, and the length of the Hessian product")] = 1
-    alpha: Annotated[Positive, about("upper step size α")] = 0.01
-    beta: Annotated[Positive, about("lower step size β")] = 0.003
     lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("sampled: the paper's random Q; summed: its mean over Q")
     ] = "sampled"
-    lower_solver: Annotated[
-        Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
-    ] = "svrg"
-    participation: Annotated[
-        Count | Annotated[float, Field(gt=0, le=1)],
-        about("clients an outer iteration: a whole number, or a share such as 0.1; 1.0 is all of them"),
-    ] = 0.1
-    lower_epochs: Annotated[
-        Count, about("lower local work, in passes over the client's rows; unless lower_steps is given")
-    ] = 5
-    lower_steps: Annotated[
-        Steps | None, about("lower local steps τ instead: one number, or a list with one for each client")
-    ] = None
-    upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
-    share_steps: Annotated[
-        bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
-    ] = False
-    batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
-    batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
-    batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
-    batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
-    batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
-    batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
-
-    def check(self, clients: int) -> None:
-        """Raise if a setting does not fit the number of registered clients."""
-        cohort_size(self.participation, clients)
-        for name in ("lower_steps", "upper_steps"):
-            steps = getattr(self, name)
-            if isinstance(steps, tuple) and len(steps) != clients:
-                raise SettingsError(
-                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
-                )
-
-    def init(self, problem: Problem) -> State:
-        return State(problem.flat_x.vector, problem.flat_y.vector)
 
     def step(self, fed: Federation, s: State) -> State:
-        """One outer iteration."""
+        """One outer iteration: 2N+3 rounds."""
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x)
         y, p = self.estimate(fed, s.y)
-        h = fed.round(
-            hypergradient,
-            p=p,
-            xi=Sample("upper", _rows(self.batch_xi)),
-            chi=Sample("lower", _rows(self.batch_chi)),
-        ).h
-        x = fed.round(
-            upper_steps,
-            h=h,
-            alpha=self.alpha,
-            shared=self.share_steps,
-            xi=Samples("upper", _rows(self.batch_xi_local), _count(self.upper_steps)),
-        ).x
-        return State(x, y)
+        return State(self.improve(fed, p), y)
 
     def estimate(self, fed: Federation, y: Array, Q: int | None = None) -> tuple[Array, Array]:
         """Algorithm AggITD up to line 14: y^N and p ≈ (∇²_y g)^{-1} ∇_y f at the held x.
@@ -166,35 +102,12 @@ class AggITD:
         z: Array | None = None
         for t in range(self.N + 1):
             fed.hold(y=y)
-            hessian = dict(
-                z=z,
-                lam=self.lam,
-                source=summed or t == Q,
-                xi=Sample("upper", _rows(self.batch_xi)),
-                u=Sample("lower", _rows(self.batch_u)),
-            )
+            hessian = dict(z=z, lam=self.lam, source=summed or t == Q, xi=self.xi, u=self.u)
             if self.lower_solver == "sgd" and t < self.N:
-                y, z = fed.round(descend, **hessian, **self._lower_work)
+                y, z = fed.round(descend, **hessian, **self.lower_work)
                 continue
-            q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=Sample("lower", _rows(self.batch_zeta)))
+            q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=self.zeta)
             if t < self.N:
-                y = fed.round(lower_steps, q=q, **self._lower_work).y
-        assert z is not None  # the source enters at some t ≤ N
+                y = fed.round(lower_steps, q=q, **self.lower_work).y
+        assert z is not None  # the source enters at t = Q ≤ N
         return y, self.lam * (1 if summed else self.N + 1) * z
-
-    @property
-    def _lower_work(self) -> dict[str, object]:
-        rows = _rows(self.batch_zeta_local)
-        if self.lower_steps is None:
-            work: object = Epochs("lower", rows, self.lower_epochs)
-        else:
-            work = Samples("lower", rows, _count(self.lower_steps))
-        return dict(beta=self.beta, shared=self.share_steps, zeta=work)
-
-
-def _rows(size: int | str) -> int | None:
-    return None if isinstance(size, str) else size
-
-
-def _count(steps: int | tuple[int, ...]) -> int | PerClient:
-    return PerClient(steps) if isinstance(steps, tuple) else steps

@@ -1,13 +1,31 @@
-"""The client steps that the methods of the FedNest family share: the hypergradient and local work."""
+"""What the methods with a server share: local work at both levels, its settings, and the hypergradient.
+
+One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from jax import Array
+from pydantic import Field
 
+from ..errors import SettingsError
+from ..federation import Federation, cohort_size
 from ..oracle import Oracle
-from ..steps import Draw, Stream, X, Y, client_step, svrg
+from ..problem import Problem
+from ..settings import Count, Positive, about, settings
+from ..steps import Draw, Epochs, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
+
+BatchSize = Count | Literal["full"]
+Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class State(NamedTuple):
+    """Where an outer iteration starts: the warm start of the lower problem is y."""
+
+    x: Array
+    y: Array
 
 
 class Hypergradient(NamedTuple):
@@ -22,6 +40,31 @@ class Lower(NamedTuple):
     y: Y
 
 
+class LowerGradient(NamedTuple):
+    q: Y
+
+
+@client_step
+def lower_gradient(c: Oracle, zeta: Draw) -> LowerGradient:
+    """q_i = ∇_y G_i(x, y; ζ_i)"""
+    return LowerGradient(c.g_y(c.y, zeta))
+
+
+@client_step
+def lower_steps(c: Oracle, q: Array, beta: Array, shared: bool, zeta: Stream) -> Lower:
+    """One-Round-Lower: y_i ← y_i - β_i (∇_y G_i(x, y_i; ζ) - ∇_y G_i(x, y; ζ) + q), τ_i times from y.
+
+    `shared` divides the step among the steps: β_i = β / τ_i.
+    """
+    return Lower(svrg(c.g_y, c.y, q, beta / zeta.steps if shared else beta, zeta))
+
+
+@client_step
+def lower_sgd(c: Oracle, beta: Array, shared: bool, zeta: Stream) -> Lower:
+    """y_i ← y_i - β_i ∇_y G_i(x, y_i; ζ), τ_i times from y."""
+    return Lower(sgd(c.g_y, c.y, beta / zeta.steps if shared else beta, zeta))
+
+
 @client_step
 def hypergradient(c: Oracle, p: Array, xi: Draw, chi: Draw) -> Hypergradient:
     """h_i = ∇_x F_i(x, y; ξ_i) - ∇_x∇_y G_i(x, y; χ_i) p"""
@@ -30,16 +73,108 @@ def hypergradient(c: Oracle, p: Array, xi: Draw, chi: Draw) -> Hypergradient:
 
 @client_step
 def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> Upper:
-    """One-Round-Upper: x_i ← x_i - α_i (h - ∇_x F_i(x, y; ξ) + ∇_x F_i(x_i, y; ξ)), τ_i times from x.
-
-    `shared` divides the step among the steps: α_i = α / τ_i.
-    """
+    """One-Round-Upper: x_i ← x_i - α_i (h - ∇_x F_i(x, y; ξ) + ∇_x F_i(x_i, y; ξ)), τ_i times from x."""
     step = alpha / xi.steps if shared else alpha
     return Upper(svrg(lambda x, b: c.f_x(c.y, b, at=x), c.x, h, step, xi))
 
 
-@client_step
-def lower_steps(c: Oracle, q: Array, beta: Array, shared: bool, zeta: Stream) -> Lower:
-    """One-Round-Lower: y_i ← y_i - β_i (∇_y G_i(x, y_i; ζ) - ∇_y G_i(x, y; ζ) + q), τ_i times from y."""
-    step = beta / zeta.steps if shared else beta
-    return Lower(svrg(c.g_y, c.y, q, step, zeta))
+@settings
+class LocalWork:
+    """The settings of local work at both levels, and the rounds that do it."""
+
+    alpha: Annotated[Positive, about("upper step size α")] = 0.01
+    beta: Annotated[Positive, about("lower step size β")] = 0.003
+    lower_solver: Annotated[
+        Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
+    ] = "svrg"
+    participation: Annotated[
+        Count | Annotated[float, Field(gt=0, le=1)],
+        about("clients an outer iteration: a whole number, or a share such as 0.1; 1.0 is all of them"),
+    ] = 0.1
+    lower_epochs: Annotated[
+        Count, about("lower local work, in passes over the client's rows; unless lower_steps is given")
+    ] = 5
+    lower_steps: Annotated[
+        Steps | None, about("lower local steps τ instead: one number, or a list with one for each client")
+    ] = None
+    upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
+    share_steps: Annotated[
+        bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
+    ] = False
+    batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
+    batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
+    batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
+    batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
+    batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
+    batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
+
+    def check(self, clients: int) -> None:
+        """Raise if a setting does not fit the number of registered clients."""
+        cohort_size(self.participation, clients)
+        for name in ("lower_steps", "upper_steps"):
+            steps = getattr(self, name)
+            if isinstance(steps, tuple) and len(steps) != clients:
+                raise SettingsError(
+                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
+                )
+
+    def init(self, problem: Problem) -> State:
+        """The initial parameters of the problem."""
+        return State(problem.flat_x.vector, problem.flat_y.vector)
+
+    @property
+    def zeta(self) -> Sample:
+        """The rows of the gradient q."""
+        return Sample("lower", _rows(self.batch_zeta))
+
+    @property
+    def u(self) -> Sample:
+        """The rows of a Hessian product."""
+        return Sample("lower", _rows(self.batch_u))
+
+    @property
+    def xi(self) -> Sample:
+        """The rows of a gradient of the upper loss."""
+        return Sample("upper", _rows(self.batch_xi))
+
+    @property
+    def chi(self) -> Sample:
+        """The rows of a mixed derivative."""
+        return Sample("lower", _rows(self.batch_chi))
+
+    @property
+    def lower_work(self) -> dict[str, Any]:
+        """The arguments of a round of lower local steps."""
+        rows = _rows(self.batch_zeta_local)
+        if self.lower_steps is None:
+            work: Epochs | Samples = Epochs("lower", rows, self.lower_epochs)
+        else:
+            work = Samples("lower", rows, _count(self.lower_steps))
+        return dict(beta=self.beta, shared=self.share_steps, zeta=work)
+
+    @property
+    def upper_work(self) -> dict[str, Any]:
+        """The arguments of a round of upper local steps."""
+        work = Samples("upper", _rows(self.batch_xi_local), _count(self.upper_steps))
+        return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
+
+    def descend(self, fed: Federation, y: Array) -> Array:
+        """One-Round-Lower with the gradient it needs: two rounds, or one with the SGD solver."""
+        fed.hold(y=y)
+        if self.lower_solver == "sgd":
+            return fed.round(lower_sgd, **self.lower_work).y
+        q = fed.round(lower_gradient, zeta=self.zeta).q
+        return fed.round(lower_steps, q=q, **self.lower_work).y
+
+    def improve(self, fed: Federation, p: Array) -> Array:
+        """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
+        h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
+        return fed.round(upper_steps, h=h, **self.upper_work).x
+
+
+def _rows(size: int | str) -> int | None:
+    return None if isinstance(size, str) else size
+
+
+def _count(steps: int | tuple[int, ...]) -> int | PerClient:
+    return PerClient(steps) if isinstance(steps, tuple) else steps

@@ -92,7 +92,7 @@ class Work(NamedTuple):
 
 def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> Work:
     """Draw the rows of a call for one client, at the address (seed, kind, round, argument, client)."""
-    own = {name: np.float32(values.values[client]) for name, values in call.own.items()}
+    own = {name: np.asarray(values.values[client], np.float32) for name, values in call.own.items()}
     draws = {
         name: draw(
             descriptor,

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-INK, FAINT = "#1f4e79", "#c8c8c8"
+INK, FAINT, MARK = "#1f4e79", "#c8c8c8", "#b5482a"
 
 
 def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -17,7 +18,7 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
     Test accuracy where the problem has one, the norm of the true hypergradient where it is known, else the
     upper loss.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     axes = figure.add_subplot()
     rounds = [r["rounds"] for r in history]
     if history[-1].get("test_accuracy") is not None:
@@ -27,13 +28,16 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.set(ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if reached is not None:
-            axes.plot(reached["rounds"], reached["test_accuracy"], "o", color="#b5482a", zorder=3)
-            axes.annotate(
-                f"90 % after {reached['rounds']} rounds",
-                (reached["rounds"], reached["test_accuracy"]),
-                xytext=(12, -26),
+            at, late = reached["rounds"], reached["rounds"] > rounds[-1] / 2
+            axes.vlines(at, 0, reached["test_accuracy"], color=MARK, linewidth=0.8, linestyle=":")
+            axes.plot(at, reached["test_accuracy"], "o", color=MARK, zorder=3)
+            axes.annotate(  # at the foot of the line, on the wider side of it: the curve is never there
+                f"90 % after {at:,} rounds",
+                (at, 0.04),
+                xytext=(-6 if late else 6, 0),
                 textcoords="offset points",
-                color="#b5482a",
+                ha="right" if late else "left",
+                color=MARK,
             )
     elif "hypergradient_norm" in history[-1]:
         values = [r["hypergradient_norm"] for r in history]
@@ -41,8 +45,10 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
     else:
         values = [r["upper_loss"] for r in history]
         axes.set(ylabel="upper loss")
-    axes.plot(rounds, values, color=INK, linewidth=1.3)
-    axes.set(xlabel="communication rounds", title=title)
+    axes.plot(rounds, values, color=INK, linewidth=1.3, marker="o" if len(values) == 1 else None)
+    axes.set(xlabel="communication rounds", xlim=(0, max(rounds[-1], 1)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title(title, loc="left", fontsize=11)
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

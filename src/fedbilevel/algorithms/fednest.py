@@ -1,0 +1,123 @@
+"""FedNest (Tarzanagh, Li, Thrampoulidis and Oymak, "FedNest: Federated Bilevel, Minimax, and Compositional
+Optimization", ICML 2022): the AID-based estimator, in a loop of its own after the lower one.
+
+One outer iteration: N rounds pairs of One-Round-Lower give y = y^N; then
+
+    p_0 = λT/|S| Σ_i ∇_y F_i(x, y; ξ_i)
+    p_t = 1/|S| Σ_i (p_{t-1} - λ ∇²_y G_i(x, y; u_i) p_{t-1})           t = 1, ..., T
+    h   = 1/|S| Σ_i (∇_x F_i(x, y; ξ_i) - ∇_x∇_y G_i(x, y; χ_i) p_T')    T' uniform on {0, ..., T-1}
+
+and One-Round-Upper along h: 2N + T + 3 rounds. The loop is charged T rounds, as the paper counts them; a server
+that draws T' first may end it there (`stop_early`), which takes 2N + T' + 3. `estimator="summed"` takes the
+mean of p_0, ..., p_{T-1} at the server, the expectation over T', at no cost in communication.
+
+`mode="released_code"` computes what the published scripts compute. In them each client keeps a Neumann counter
+of its own, c_i ← (I - λ H_i) c_i from c_i = p_0, which is never averaged, and the list of replies p + c_i is not
+cleared between rounds, so its mean over k rounds is p_k = p_{k-1} + c̄_k / k. With λ equal to the outer step:
+
+    p = λ (p_0 + Σ_{k=1}^{T} 1/k · 1/|S| Σ_i (I - λ H_i)^k p_0),    p_0 = 1/|S| Σ_i ∇_y F_i
+
+Also as in the scripts, every lower round and the upper part draw a cohort of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..federation import Federation
+from ..oracle import Oracle
+from ..settings import Count, Positive, about, settings
+from ..steps import Draw, Y, client_step
+from .local import LocalWork, State
+
+
+class UpperGradient(NamedTuple):
+    r: Y
+
+
+class HessianProduct(NamedTuple):
+    p: Y
+
+
+@client_step
+def upper_gradient(c: Oracle, xi: Draw) -> UpperGradient:
+    """r_i = ∇_y F_i(x, y; ξ_i)"""
+    return UpperGradient(c.f_y(c.y, xi))
+
+
+@client_step
+def hessian_product(c: Oracle, p: Array, lam: Array, u: Draw) -> HessianProduct:
+    """p_i = p - λ ∇²_y G_i(x, y; u_i) p"""
+    return HessianProduct(p - lam * c.g_yy(c.y, p, u))
+
+
+@client_step
+def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> HessianProduct:
+    """p_i = p + c_i with the client's own counter c_i = (I - λ H_i)^k p_0, from the held p_0."""
+    counter = jax.lax.fori_loop(0, k, lambda _, v: v - lam * c.g_yy(c.y, v, u), c.held("p_0"))
+    return HessianProduct(p + counter)
+
+
+@settings
+class FedNest(LocalWork):
+    """FedNest: the AID-based hypergradient, in a communication loop of its own."""
+
+    N: Annotated[Count, about("lower rounds an outer iteration")] = 1
+    T: Annotated[Count, about("rounds of the Hessian loop")] = 5
+    lam: Annotated[Positive, about("step λ of the Hessian product; released_code uses alpha instead")] = 0.01
+    estimator: Annotated[
+        Literal["sampled", "summed"], about("paper mode, sampled: p at the random T'; summed: its mean over T'")
+    ] = "sampled"
+    mode: Annotated[
+        Literal["paper", "released_code"], about("the algorithm as published, or what its scripts compute")
+    ] = "paper"
+    stop_early: Annotated[bool, about("paper mode: end the Hessian loop at the random T'")] = False
+
+    def step(self, fed: Federation, s: State) -> State:
+        """One outer iteration: 2N+T+3 rounds."""
+        return self._published(fed, s) if self.mode == "paper" else self._released(fed, s)
+
+    def _published(self, fed: Federation, s: State) -> State:
+        fed = fed.cohort(self.participation)
+        fed.hold(x=s.x)
+        y = s.y
+        for _ in range(self.N):
+            y = self.descend(fed, y)
+        fed.hold(y=y)
+        return State(self.improve(fed, self.estimate(fed)), y)
+
+    def estimate(self, fed: Federation, T_drawn: int | None = None) -> Array:
+        """FedIHGP: p_T' ≈ (∇²_y g)^{-1} ∇_y f at the held x and y; T' is drawn when it is left out."""
+        chosen = int(fed.rng("T'").integers(self.T)) if T_drawn is None else T_drawn
+        p = self.lam * self.T * fed.round(upper_gradient, xi=self.xi).r
+        terms = [p]
+        summed = self.estimator == "summed"
+        for _ in range(chosen if self.stop_early and not summed else self.T):
+            p = fed.round(hessian_product, p=p, lam=self.lam, u=self.u).p
+            terms.append(p)
+        return sum(terms[1 : self.T], start=terms[0]) / self.T if summed else terms[chosen]
+
+    def _released(self, fed: Federation, s: State) -> State:
+        y = s.y
+        for _ in range(self.N):
+            cohort = fed.cohort(self.participation)
+            cohort.hold(x=s.x)
+            y = self.descend(cohort, y)
+        fed = fed.cohort(self.participation)
+        fed.hold(x=s.x, y=y)
+        return State(self.improve(fed, self.released_estimate(fed)), y)
+
+    def released_estimate(self, fed: Federation) -> Array:
+        """What the published scripts use for (∇²_y g)^{-1} ∇_y f, at the held x and y."""
+        p_0 = fed.round(upper_gradient, xi=self.xi).r
+        p = p_0
+        fed.hold(p_0=p_0)
+        for k in range(1, self.T + 1):
+            replies = fed.round(neumann_counter, p=p, k=jnp.int32(k), lam=self.alpha, u=self.u).p
+            p = p + (replies - p) / k
+        fed.release("p_0")
+        return self.alpha * p

@@ -1,0 +1,63 @@
+"""LFedNest (Tarzanagh et al., ICML 2022): the fully local method. Each client estimates the hypergradient from
+its own Hessian and steps along it; the server averages the results.
+
+One outer iteration: N lower rounds give y; then every client does, τ_i times from x_i = x,
+
+    p_i = λ Σ_{k=0}^{T} (I - λ H_i(x_i, y))^k ∇_y F_i(x_i, y; ξ)
+    x_i ← x_i - α_i (∇_x F_i(x_i, y; ξ) - ∇_x∇_y G_i(x_i, y; χ) p_i)
+
+and x⁺ is the mean: N + 1 rounds with the SGD lower solver, 2N + 1 with SVRG. No Hessian crosses the network, and
+with heterogeneous clients the mean of the local hypergradients is not the hypergradient.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import jax
+from jax import Array
+
+from ..federation import Federation
+from ..oracle import Oracle
+from ..settings import Count, Positive, about, settings
+from ..steps import Draw, Stream, client_step, sgd
+from .local import LocalWork, State, Upper
+
+
+@client_step
+def local_upper_steps(
+    c: Oracle, alpha: Array, shared: bool, T: int, lam: Array, xi: Stream, chi: Draw, u: Draw
+) -> Upper:
+    """Upper steps along the client's own hypergradient, estimated anew at every x_i."""
+
+    def hypergradient(x: Array, b: Draw) -> Array:
+        def term(_: int, carried: tuple[Any, Any]) -> tuple[Any, Any]:
+            counter, total = carried
+            counter = counter - lam * c.g_yy(c.y, counter, u, at=x)
+            return counter, total + counter
+
+        r = c.f_y(c.y, b, at=x)
+        p = lam * jax.lax.fori_loop(0, T, term, (r, r))[1]
+        return c.f_x(c.y, b, at=x) - c.g_xy(c.y, p, chi, at=x)
+
+    return Upper(sgd(hypergradient, c.x, alpha / xi.steps if shared else alpha, xi))
+
+
+@settings
+class LFedNest(LocalWork):
+    """LFedNest: every client its own hypergradient; only x and y are averaged."""
+
+    N: Annotated[Count, about("lower rounds an outer iteration")] = 1
+    T: Annotated[Count, about("terms of the client's Neumann series beyond the first")] = 5
+    lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+
+    def step(self, fed: Federation, s: State) -> State:
+        """One outer iteration: N+1 rounds with SGD, 2N+1 with SVRG."""
+        fed = fed.cohort(self.participation)
+        fed.hold(x=s.x)
+        y = s.y
+        for _ in range(self.N):
+            y = self.descend(fed, y)
+        fed.hold(y=y)
+        x = fed.round(local_upper_steps, T=self.T, lam=self.lam, chi=self.chi, u=self.u, **self.upper_work).x
+        return State(x, y)

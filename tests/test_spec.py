@@ -1,0 +1,311 @@
+"""The spec of a run: TOML in, checked dataclasses out, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbilevel import AggITD, Quadratic, SettingsError, Spec, UnknownName, load_spec
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.data import DATASETS, GENERATED, KINDS
+from fedbilevel.models import mlp
+from fedbilevel.problems import PROBLEMS, representation_problem
+from fedbilevel.settings import meanings
+from fedbilevel.spec import ORDER, SECTIONS, describe, parse
+
+CLASSES = [*SECTIONS.values(), *PROBLEMS.values(), *ALGORITHMS.values()]
+STOP = {"stop": {"iterations": 3}}
+
+SPECS = {
+    "demo": lambda: load_spec("demo"),
+    "defaults": lambda: parse(STOP),
+    "lists": lambda: load_spec(
+        "demo", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3), "algorithm.lower_steps": [4, 5, 6]}
+    ),
+    "quadratic": lambda: load_spec("demo", {"problem.name": "quadratic", "seed": 7}),
+    "everything set": lambda: load_spec(
+        "demo",
+        {
+            "federation.devices": 1,
+            "data.train_share": 0.25,
+            "stop.seconds": 1.5,
+            "stop.accuracy": 0.5,
+            "stop.iterations": 9,
+            "algorithm.share_steps": True,
+            "algorithm.batch_u": 3,
+            "algorithm.participation": 7,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("made", SPECS.values(), ids=SPECS)
+def test_a_spec_survives_the_way_to_toml_and_back(made: Any) -> None:
+    spec = made()
+    assert parse(spec.to_mapping()) == spec
+    assert parse(tomllib.loads(spec.to_toml())) == spec
+
+
+@pytest.mark.parametrize("made", SPECS.values(), ids=SPECS)
+def test_what_print_spec_shows_parses_back_to_the_same_spec(made: Any) -> None:
+    spec = made()
+    assert parse(tomllib.loads(describe(spec))) == spec
+
+
+def test_a_described_list_stays_on_its_line() -> None:
+    line = next(text for text in describe(SPECS["lists"]()).splitlines() if text.startswith("upper_steps"))
+    assert line.startswith("upper_steps = [1, 2, 3]  # ")
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_every_field_has_a_meaning(cls: type[Any]) -> None:
+    assert [f.name for f in dataclasses.fields(cls) if not meanings(cls).get(f.name)] == []
+    assert (cls.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_field_of_every_section_is_described_set_or_not(name: str) -> None:
+    spec = load_spec("demo", {"problem.name": name})
+    shown = describe(spec).splitlines()
+    for section in ORDER:
+        cls = type(getattr(spec, section))
+        for field in dataclasses.fields(cls):
+            own = [t for t in shown if t.removeprefix("# ").startswith(f"{field.name} =")]
+            assert any(t.endswith(f"# {meanings(cls)[field.name]}") for t in own), (section, field.name)
+
+
+# Overrides --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("algorithm.N=5", "algorithm.N", 5),
+        ("algorithm.alpha=0.5", "algorithm.alpha", 0.5),
+        ("algorithm.alpha=1e-3", "algorithm.alpha", 1e-3),
+        (" algorithm.alpha = 2 ", "algorithm.alpha", 2.0),
+        ("data.partition=iid", "data.partition", "iid"),
+        ('data.partition="iid"', "data.partition", "iid"),
+        ("data.name=fashion-mnist", "data.name", "fashion-mnist"),
+        ("algorithm.share_steps=true", "algorithm.share_steps", True),
+        ("algorithm.batch_u=full", "algorithm.batch_u", "full"),
+        ("algorithm.batch_u=12", "algorithm.batch_u", 12),
+        ("algorithm.participation=1", "algorithm.participation", 1),
+        ("algorithm.participation=1.0", "algorithm.participation", 1.0),
+        ("seed=11", "seed", 11),
+        ("stop.iterations=4", "stop.iterations", 4),
+    ],
+)
+def test_an_override_as_text_and_as_value_set_the_same_thing(text: str, key: str, value: Any) -> None:
+    spec = load_spec("demo", [text])
+    assert load_spec("demo", {key: value}) == spec
+    *section, field = key.split(".")
+    found = getattr(getattr(spec, section[0]) if section else spec, field)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_list_is_given_as_text_or_as_a_sequence() -> None:
+    spec = load_spec("demo", ["data.clients=3", "algorithm.upper_steps=[1, 2, 3]"])
+    assert spec.algorithm == dataclasses.replace(load_spec("demo").algorithm, upper_steps=(1, 2, 3))  # type: ignore[type-var]
+    assert load_spec("demo", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3)}) == spec
+
+
+def test_none_takes_a_setting_out() -> None:
+    spec = load_spec("demo", ["stop.rounds=none", "stop.iterations=2", "algorithm.upper_steps=None"])
+    assert (spec.stop.rounds, spec.stop.iterations) == (None, 2)
+    assert spec.algorithm == dataclasses.replace(load_spec("demo").algorithm, upper_steps=1)  # type: ignore[type-var]
+    assert load_spec("demo", {"stop.rounds": None, "stop.iterations": 2}).stop == spec.stop
+
+
+def test_another_name_drops_the_keys_of_the_old_one_whatever_the_order() -> None:
+    spec = load_spec("demo", ["problem.size_x=4", "problem.name=quadratic"])
+    assert spec.problem == Quadratic(size_x=4)
+    assert spec.data.name == GENERATED
+
+
+def test_another_algorithm_drops_the_keys_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = type("Other", (AggITD,), {"__doc__": "Another."})
+    monkeypatch.setitem(ALGORITHMS, "other", other)
+    assert load_spec("demo").algorithm.upper_steps == 5  # type: ignore[attr-defined]
+    spec = load_spec("demo", ["algorithm.name=other", "algorithm.N=3"])
+    assert type(spec.algorithm) is other
+    assert (spec.algorithm.N, spec.algorithm.upper_steps) == (3, 1)  # type: ignore[attr-defined]
+
+
+def test_the_same_name_again_drops_nothing() -> None:
+    assert load_spec("demo", ["algorithm.name=fbo-aggitd", "data.name=mnist"]) == load_spec("demo")
+
+
+# The digest -------------------------------------------------------------------------------------------
+
+
+def test_the_digest_does_not_depend_on_when_a_run_stops() -> None:
+    stops = ({"rounds": 3}, {"iterations": 3}, {"seconds": 3.0, "accuracy": 0.5})
+    assert len({parse({"stop": stop}).digest for stop in stops}) == 1
+
+
+def changed(raw: dict[str, Any], section: str, field: str, hint: Any) -> Spec:
+    """A spec that differs from the raw one in this field only."""
+    before, old = parse(raw), raw.get(section, {}).get(field)
+    words: list[Any] = [*DATASETS, *KINDS, *literals(hint)]
+    numbers = [old + 1, old / 2] if isinstance(old, int | float) else [1, 2, 0.25]
+    for value in (not old, *numbers, *words):
+        try:
+            spec = parse(raw | {section: raw.get(section, {}) | {field: value}})
+        except SettingsError:
+            continue
+        if spec != before:
+            return spec
+    raise AssertionError(f"no other value found for {section}.{field}")
+
+
+def literals(hint: Any) -> list[Any]:
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [word for inner in get_args(hint) for word in literals(inner)]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_digest_changes_with_every_other_setting(name: str) -> None:
+    raw = load_spec("demo", {"problem.name": name}).to_mapping()
+    digests = {(): parse(raw).digest, ("seed",): parse(raw | {"seed": 1}).digest}
+    for section in ORDER:
+        if section == "stop" or (section == "data" and name == "quadratic"):
+            continue
+        cls = type(getattr(parse(raw), section))
+        hints = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            digests[section, field.name] = changed(raw, section, field.name, hints[field.name]).digest
+    assert len(set(digests.values())) == len(digests)
+
+
+# The demo is the paper's set-up -----------------------------------------------------------------------
+
+
+def test_the_demo_has_the_settings_of_the_paper() -> None:
+    spec = load_spec("demo")
+    assert load_spec() == spec
+    values = spec.to_mapping()
+    assert values["problem"] == {
+        "name": "hyper-representation",
+        "hidden": 200,
+        "decay": 0.05,
+        "regulariser": "norm",
+    }
+    assert (spec.data.name, spec.data.clients, spec.data.partition) == ("mnist", 100, "shards")
+    assert (spec.data.shards_per_client, spec.data.train_share) == (2, None)
+    algorithm = values["algorithm"]
+    assert algorithm["name"] == "fbo-aggitd"
+    assert (algorithm["beta"], algorithm["alpha"], algorithm["lam"]) == (0.003, 0.01, 0.01)
+    assert (algorithm["N"], algorithm["participation"], algorithm["upper_steps"]) == (1, 0.1, 5)
+    assert (algorithm["lower_epochs"], algorithm["batch_zeta_local"]) == (5, 10)
+    assert (algorithm["batch_xi_local"], algorithm["lower_solver"]) == ("full", "svrg")
+    assert (algorithm["estimator"], algorithm["share_steps"]) == ("sampled", False)
+    assert (spec.federation.engine, spec.federation.weighting) == ("simulation", "uniform")
+    assert (DATASETS["mnist"].mean, DATASETS["mnist"].std) == ((0.1307,), (0.3081,))
+
+
+def test_the_demos_network_has_the_papers_numbers_of_parameters() -> None:
+    problem = representation_problem(mlp(784, 200, 10, key=jax.random.key(0)), 0.05, "norm")
+    assert (problem.size_x, problem.size_y) == (157_000, 2_010)
+
+
+# What is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.name=nobody"], "algorithm.name = 'nobody' is unknown; use one of: fbo-aggitd"),
+        (["algorithm.name=[1]"], r"algorithm.name = \[1\] is unknown"),
+        (["data.partition=odd"], "data.partition = 'odd' is unknown; use one of: .*shards"),
+        (["data.name=generated"], "this problem needs a data set"),
+        (["algorithm=3"], r"algorithm = 3 is wrong: it is a section, as in \[algorithm\]"),
+        (["algorithm.N.deep=3"], "algorithm.N.deep is not a setting: N is not a section"),
+        (["seed=-1"], "seed = -1 is wrong"),
+        (["seed=true"], "seed = True is wrong"),
+        (["seed=4294967296"], "seed = 4294967296 is wrong: use a whole number from 0 to 4294967295"),
+        (["nothing"], "--set nothing is wrong: write key=value"),
+        (["=3"], "--set =3 is wrong"),
+        (["federation.min_replies=101"], "federation.min_replies = 101 is wrong: there are 100 clients"),
+        (["algorithm.lower_steps=[1, 2]"], "algorithm.lower_steps has 2 numbers for 100 clients"),
+    ],
+)
+def test_a_wrong_spec_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_spec("demo", overrides)
+
+
+def test_an_unknown_name_is_its_own_kind_of_error() -> None:
+    with pytest.raises(UnknownName):
+        load_spec("demo", ["problem.name=nobody"])
+
+
+def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(describe(load_spec("demo", ["seed=5"])))
+    assert load_spec(path) == load_spec(str(path)) == load_spec("demo", ["seed=5"])
+
+
+FIELDS = sorted({f.name for cls in CLASSES for f in dataclasses.fields(cls)} | {"name"})
+names = st.sampled_from([*PROBLEMS, *ALGORITHMS, *DATASETS, *KINDS, "full", "sampled", "generated"])
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.integers(),
+    st.floats(),
+    names,
+    st.text(max_size=5),
+    st.just(datetime.date(2023, 7, 23)),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=5,
+)
+tables = st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text(max_size=6)), anything, max_size=4)
+wild = st.dictionaries(
+    st.one_of(st.sampled_from([*ORDER, "seed"]), st.text(max_size=6)), st.one_of(tables, anything), max_size=4
+)
+
+
+@st.composite
+def nearly_right(draw: st.DrawFn) -> dict[str, Any]:
+    """The demo's spec with up to three values replaced: close enough to get past the first check."""
+    raw = load_spec("demo").to_mapping()
+    for _ in range(draw(st.integers(0, 3))):
+        section = draw(st.sampled_from(ORDER))
+        raw[section][draw(st.sampled_from(sorted(raw[section])))] = draw(anything)
+    return raw
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.one_of(wild.map(lambda raw: STOP | raw), nearly_right()))
+def test_any_mapping_parses_or_is_refused_as_a_settings_error(raw: dict[str, Any]) -> None:
+    try:
+        spec = parse(raw)
+    except SettingsError as error:
+        assert str(error)
+        return
+    assert parse(spec.to_mapping()) == spec
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.sampled_from(["", *ORDER]), st.one_of(st.sampled_from(FIELDS), st.text(max_size=6)), st.text(max_size=8))
+def test_any_override_is_taken_or_refused_as_a_settings_error(section: str, key: str, value: str) -> None:
+    try:
+        spec = load_spec("demo", [f"{section}.{key}={value}"])
+    except SettingsError as error:
+        assert str(error)
+        return
+    assert parse(spec.to_mapping()) == spec
