@@ -195,7 +195,7 @@ def _float64(a: Any) -> Any:
     return jnp.asarray(a, jnp.float64) if np.issubdtype(a.dtype, np.floating) else jnp.asarray(a)
 
 
-def _second(value: Callable[[Array, Array], float], a: Array, b: Array, e: float = 1e-3) -> float:
+def _second(value: Callable[[Array, Array], float], a: Array, b: Array, e: float = 1e-4) -> float:
     """∂²/∂s∂t of value(s a, t b) at zero."""
     a, b = e * a, e * b
     return (value(a, b) - value(a, -b) - value(-a, b) + value(-a, -b)) / (4 * e * e)

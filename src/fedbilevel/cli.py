@@ -20,10 +20,11 @@ from rich.table import Table
 from . import data as data_room
 from .check import check as check_problem
 from .errors import DataUnavailable, FedBilevelError, SettingsError
-from .report import ledger_table, outcome_table, text_curve
+from .report import ledger_table, outcome_table, study_table, text_curve
 from .run import Observer, Result, run
 from .run import Progress as Step
 from .spec import Spec, describe, load_spec
+from .studies import QUICK, Runs, load_study, reproduce, study_names, tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bilevel optimisation.")
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and see how they are split.")
@@ -86,6 +87,48 @@ def check_command(spec: SpecFile = None, sets: Sets = None) -> None:
     raise typer.Exit(0 if report.ok else 1)
 
 
+@app.command("reproduce")
+def reproduce_command(
+    names: Annotated[list[str], typer.Argument(help="Tables and figures, such as table2 figure3; or: all.")],
+    folder: Annotated[Path, typer.Option("--out", help="Where tables, figures and report.html go.")] = Path(
+        "results"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every run.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version; what it writes says so.")] = False,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Run this share of the rounds.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each on its share of the cores.")] = 1,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
+        "runs/studies"
+    ),
+) -> None:
+    """Run what is missing of the paper's tables and figures, and set ours beside theirs."""
+    chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
+    if quick or share < 1:
+        chosen = [study.shortened(QUICK if quick else share) for study in chosen]
+    for section in reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err):
+        out.print(study_table(section.title, section.rows))
+        out.print(section.remarks, highlight=False)
+    out.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+@app.command("tune")
+def tune_command(
+    grid: Annotated[
+        list[str], typer.Option(metavar="KEY=V1;V2", help="One axis; KEY1,KEY2=A1,A2;B1,B2 for pairs.")
+    ],
+    spec: SpecFile = None,
+    sets: Sets = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs, table and best.toml go.")] = Path("runs/tune"),
+    seeds: Annotated[int, typer.Option(min=1)] = 1,
+    jobs: Annotated[int, typer.Option(min=1)] = 1,
+) -> None:
+    """Run a grid of settings and write the best as a spec."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
+    out.print(study_table("Grid, best first", rows))
+    out.print(f"best settings: {folder / 'best.toml'}", highlight=False)
+
+
 @data_app.command("list")
 def data_list() -> None:
     """The data sets, and which are in the cache."""
@@ -138,7 +181,7 @@ def main() -> None:
 
 
 class _Bar:
-    """The progress of a run on the standard error."""
+    """The progress of a run on the standard error, when that is a terminal."""
 
     def __enter__(self) -> _Bar:
         self._progress = Progress(
@@ -153,6 +196,7 @@ class _Bar:
             TimeRemainingColumn(),
             console=err,
             transient=True,
+            disable=not err.is_terminal,  # elsewhere it would only leave an empty line
         )
         self._task = self._progress.add_task(
             "run", total=1.0, iteration=0, rounds=0, measure="starting", speed=0.0

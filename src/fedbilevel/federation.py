@@ -73,7 +73,11 @@ class Ledger:
 
     def to_mapping(self) -> dict[str, Any]:
         """The ledger as JSON values, and `from_mapping` the way back."""
-        return dataclasses.asdict(self)
+        books = {"steps": self.steps, "probes": self.probes}
+        mapping: dict[str, Any] = {
+            book: {name: dataclasses.asdict(a) for name, a in accounts.items()} for book, accounts in books.items()
+        }
+        return {**mapping, "rejected": dict(self.rejected)}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
@@ -221,7 +225,8 @@ class Federation:
     def _misfit(self, call: Call, replies: Replies, mean: _Mean) -> str | None:
         """Why stacked replies do not have the fields, shapes and type that the step promises, if so."""
         problem = self.engine.problem
-        shapes = {"x": (problem.size_x,), "y": (problem.size_y,), "scalar": ()}
+        p, q = problem.size_x, problem.size_y
+        shapes = {"x": (p,), "y": (q,), "scalar": (), "xy": (p, q), "yy": (q, q)}
         fields = replies.reply._asdict() if hasattr(replies.reply, "_asdict") else {}
         if fields.keys() != call.step.reply.keys():
             return f"fields {sorted(fields)} instead of {sorted(call.step.reply)}"
@@ -229,8 +234,9 @@ class Federation:
             value = fields[name]
             if value is None:
                 continue
-            if value.shape[1:] != shapes[kind]:
-                return f"{name} has shape {value.shape[1:]} instead of {shapes[kind]}"
+            shape = value.shape[2 if kind == "yy" else 1 :]
+            if shape != shapes[kind]:
+                return f"{name} has shape {shape} instead of {shapes[kind]}"
             if value.dtype != jnp.float32:
                 return f"{name} has type {value.dtype} instead of float32"
         if mean.total is not None and _present(mean.total) != _present(replies.reply):

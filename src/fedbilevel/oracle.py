@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .problem import Batch, Problem, PyTree
@@ -53,9 +54,22 @@ class Memory(NamedTuple):
 
 def remember(problem: Problem, x: Array, data: Arrays) -> Memory | None:
     """Embed both parts at x; None when the problem has no `embed`."""
-    if problem.embed is None:
-        return None
-    return Memory(*(Embedded(*jax.vjp(lambda v, p=part: problem.features(v, p.inputs), x)) for part in data))
+    return None if problem.embed is None else Memory(*(_embedded(problem, x, part) for part in data))
+
+
+def _embedded(problem: Problem, x: Array, part: PartArrays) -> Embedded:
+    """Features and pullback. A forward pass that takes more than four times the inputs to store is redone."""
+
+    def embed(v: Array) -> PyTree:
+        return problem.features(v, part.inputs)
+
+    stored = jax.eval_shape(lambda v: jax.vjp(embed, v)[1], x)
+    heavy = _nbytes(stored) > 4 * (_nbytes(part.inputs) + _nbytes(x))
+    return Embedded(*jax.vjp(jax.checkpoint(embed) if heavy else embed, x))
+
+
+def _nbytes(tree: PyTree) -> int:
+    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
 class Oracle:

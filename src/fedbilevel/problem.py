@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,6 +43,7 @@ class Batch(NamedTuple):
         return jnp.tensordot(self.weights, values, axes=1) / jnp.where(total > 0, total, 1.0)
 
 
+Over = Literal["vmap", "map"]
 Loss = Callable[[Any, Any, Batch], Array]
 
 
@@ -73,6 +74,7 @@ class Problem:
     embed    embed(x, inputs) -> features: what depends on x alone. The losses then read `batch.features`,
              and within an outer iteration it is computed once
     metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
+    over     how a simulation serves clients best: "vmap" (batched) or "map" (in turn; convolutions on a CPU)
     """
 
     x: PyTree
@@ -81,6 +83,7 @@ class Problem:
     upper: Loss
     embed: Callable[[Any, Any], PyTree] | None = None
     metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
+    over: Over = "vmap"
 
     @cached_property
     def flat_x(self) -> Flat:

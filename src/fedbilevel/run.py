@@ -85,7 +85,7 @@ def run(
         records = folder.history()
 
         def evaluate() -> dict[str, Any]:
-            record = _evaluate(fed, task, state, iteration, probed)
+            record = _evaluate(fed, task, state, iteration, probed) | _reported(spec, state)
             folder.append(record)
             records.append(record)
             return record
@@ -165,6 +165,12 @@ def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: t
         "lower_loss": number(means.lower),
         **measured,
     }
+
+
+def _reported(spec: Spec, state: Any) -> dict[str, float]:
+    """What the algorithm itself has to say of its state, such as the disagreement of agents."""
+    report = getattr(spec.algorithm, "report", None)
+    return {} if report is None else {name: number(value) for name, value in report(state).items()}
 
 
 def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:

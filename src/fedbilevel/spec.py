@@ -24,7 +24,7 @@ from .data import GENERATED, DataSettings
 from .engines import Engine, Loop, Simulation
 from .errors import SettingsError, UnknownName
 from .federation import Weighting
-from .problem import Task
+from .problem import Over, Task
 from .problems import PROBLEMS, ProblemSettings
 from .settings import Count, Positive, about, from_mapping, meanings, settings, suggestion, to_mapping
 
@@ -39,8 +39,9 @@ class FederationSettings:
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     min_replies: Annotated[Count, about("a round with fewer valid replies ends the run")] = 1
     over: Annotated[
-        Literal["vmap", "map"], about("simulation: batch the clients, or serve them in turn in one program")
-    ] = "vmap"
+        Over | None,
+        about("simulation: vmap (clients batched) or map (in turn); left out: what suits the problem"),
+    ] = None
     memory_limit: Annotated[
         Count, about("simulation: MiB for clients' data and features; larger cohorts go in chunks")
     ] = 1024

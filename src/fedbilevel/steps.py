@@ -2,7 +2,7 @@
 
 A client step is a pure function of the module level: the client's oracle and arrays in, a NamedTuple out. It
 is registered under its name, so that an engine in another process can find it. The fields of the NamedTuple
-are annotated with `X`, `Y` or `Scalar`; a reply that does not fit is not a reply.
+are annotated with `X`, `Y`, `Scalar` or, for matrices, `XY` and `YY`; a reply that does not fit is not a reply.
 
 Sampling is a descriptor, not data. The rows are drawn from the address (seed, round, client, argument) where
 the client's data are, so every engine draws the same rows and the server never names one.
@@ -27,6 +27,8 @@ PartName = Literal["lower", "upper"]
 X = Annotated[Array, "x"]
 Y = Annotated[Array, "y"]
 Scalar = Annotated[Array, "scalar"]
+XY = Annotated[Array, "xy"]  # a matrix with a row for each component of x and a column for each of y
+YY = Annotated[Array, "yy"]  # a stack of matrices with rows and columns for the components of y
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=tuple[Any, ...], covariant=True)
@@ -55,7 +57,7 @@ class Step(Generic[P, R]):
 
     @cached_property
     def reply(self) -> dict[str, str]:
-        """The fields of the reply, each with its kind: x, y or scalar."""
+        """The fields of the reply, each with its kind: x, y, scalar, xy or yy."""
         kinds = {}
         for field, hint in get_type_hints(self._reply_type, include_extras=True).items():
             kind = [a for h in (hint, *get_args(hint)) for a in getattr(h, "__metadata__", ())]

@@ -8,7 +8,9 @@ from ..federation import Federation
 from ..problem import Problem
 from .aggitd import AggITD
 from .fednest import FedNest
+from .gossip import Gossip
 from .lfednest import LFedNest
+from .madsbo import MADSBO
 
 
 class Algorithm(Protocol):
@@ -31,6 +33,8 @@ ALGORITHMS: dict[str, type[Any]] = {
     "fbo-aggitd": AggITD,
     "fednest": FedNest,
     "lfednest": LFedNest,
+    "gossip": Gossip,
+    "ma-dsbo": MADSBO,
 }
 
-__all__ = ["ALGORITHMS", "AggITD", "Algorithm", "FedNest", "LFedNest"]
+__all__ = ["ALGORITHMS", "MADSBO", "AggITD", "Algorithm", "FedNest", "Gossip", "LFedNest"]

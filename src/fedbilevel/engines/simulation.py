@@ -8,17 +8,17 @@ one shape, so nothing compiles twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..oracle import Arrays, remember
-from ..problem import Problem
+from ..problem import Over, Problem
 from .base import Call, Replies, pad, perform, prepare
 
 PyTree = Any
@@ -36,7 +36,8 @@ class Resident(NamedTuple):
 class Simulation:
     """Runs a cohort as one jitted program a step.
 
-    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program
+    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; what
+                    the problem says when left out
     memory_limit    MiB for the data and features of a cohort; a larger one goes in chunks of this size
     devices         the devices to spread clients over; all that JAX sees when left out
     """
@@ -46,19 +47,21 @@ class Simulation:
         problem: Problem,
         clients: Clients,
         *,
-        over: Literal["vmap", "map"] = "vmap",
+        over: Over | None = None,
         memory_limit: int = 1024,
         devices: int | None = None,
     ) -> None:
         self.problem, self.clients = problem, clients
-        self._over = over
+        self._over = over or problem.over
         self._limit = memory_limit * MIB
         available = jax.devices()
         if devices is not None and not 1 <= devices <= len(available):
             raise SettingsError(
                 f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}"
             )
-        self._mesh = jax.make_mesh((devices or len(available),), ("clients",), devices=available[:devices])
+        self._mesh = jax.make_mesh(
+            (devices or len(available),), ("clients",), (AxisType.Auto,), devices=available[:devices]
+        )
         self._programs: dict[Any, Any] = {}
         self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
         self._remember = self._compile(lambda shared, each: remember(problem, shared, each))

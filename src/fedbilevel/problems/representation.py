@@ -15,8 +15,8 @@ from jax import Array
 from pydantic import Field
 
 from ..data import DataSettings, Part
-from ..models import TwoHalves, mlp
-from ..problem import Batch, Problem, PyTree, Task, task_with_test
+from ..models import ModelName, TwoHalves, cnn, mlp
+from ..problem import Batch, Over, Problem, PyTree, Task, task_with_test
 from ..settings import Count, about, settings
 
 Regulariser = Literal["norm", "ridge"]
@@ -38,7 +38,9 @@ def ridge(y: PyTree) -> Array:
 REGULARISERS = {"norm": norm, "ridge": ridge}
 
 
-def representation_problem(model: TwoHalves, decay: float, regulariser: Regulariser) -> Problem:
+def representation_problem(
+    model: TwoHalves, decay: float, regulariser: Regulariser, over: Over = "vmap"
+) -> Problem:
     """The hyper-representation problem of a network in two halves."""
     penalty = REGULARISERS[regulariser]
 
@@ -60,14 +62,17 @@ def representation_problem(model: TwoHalves, decay: float, regulariser: Regulari
         lower=lambda body, head, batch: cross_entropy(head, batch) + decay * penalty(head),
         upper=lambda body, head, batch: cross_entropy(head, batch),
         metrics=metrics,
+        over=over,
     )
 
 
 @settings
 class HyperRepresentation:
-    """Hyper-representation with an MLP: the hidden layer is x, the output layer y."""
+    """Hyper-representation: the body of a network is x, its head y."""
 
-    hidden: Annotated[Count, about("hidden units; 200 gives the paper's 157,000 and 2,010 parameters")] = 200
+    model: Annotated[ModelName, about("mlp: one hidden layer; cnn: LeNet, for 28 x 28 or 32 x 32 pixels")] = "mlp"
+    hidden: Annotated[Count, about("mlp: hidden units; 200 gives 157,000 and 2,010 parameters on MNIST")] = 200
+    head_layers: Annotated[Literal[1, 2], about("cnn: how many of the last layers are the head")] = 2
     decay: Annotated[float, Field(ge=0), about("weight of the regulariser of the head")] = 0.05
     regulariser: Annotated[
         Regulariser,
@@ -79,6 +84,11 @@ class HyperRepresentation:
     def task(self, data: DataSettings, seed: int) -> Task:
         """Load and split the data, and start the network from the seed."""
         dataset, clients = data.load(seed)
-        model = mlp(dataset.train_inputs.shape[1], self.hidden, dataset.classes, key=jax.random.key(seed))
-        problem = representation_problem(model, self.decay, self.regulariser)
+        key = jax.random.key(seed)
+        if self.model == "mlp":
+            model = mlp(dataset.train_inputs.shape[1], self.hidden, dataset.classes, key=key)
+        else:
+            model = cnn(dataset.shape, dataset.classes, head_layers=self.head_layers, key=key)
+        over: Over = "vmap" if self.model == "mlp" else "map"
+        problem = representation_problem(model, self.decay, self.regulariser, over)
         return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))

@@ -1,7 +1,20 @@
-"""Tables and figures from the records of runs."""
+"""Tables, figures and pages from the records of runs."""
 
 from .figures import draw_curve
-from .tables import ledger_table, outcome_table
+from .html import Section, write_report
+from .panels import Line, draw_panels
+from .tables import ledger_table, markdown_table, outcome_table, study_table
 from .terminal import text_curve
 
-__all__ = ["draw_curve", "ledger_table", "outcome_table", "text_curve"]
+__all__ = [
+    "Line",
+    "Section",
+    "draw_curve",
+    "draw_panels",
+    "ledger_table",
+    "markdown_table",
+    "outcome_table",
+    "study_table",
+    "text_curve",
+    "write_report",
+]

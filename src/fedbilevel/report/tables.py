@@ -46,3 +46,50 @@ def outcome_table(summary: dict[str, Any]) -> Table:
             size, seconds = summary["bytes_to"][level], summary["seconds_to"][level]
             table.add_row(f"{float(level):.0%}", f"{rounds:,}", f"{size / 1e6:,.1f}", f"{seconds:,.1f}")
     return table
+
+
+HEADINGS = {
+    "rounds_per_iteration": "rounds an iteration",
+    "rounds_to_90": "rounds to 90 %",
+    "final": "final accuracy",
+    "last": "last evaluation",
+    "best": "best",
+    "swing": "swing (std)",
+    "paper_rounds_to_90": "paper: rounds to 90 %",
+    "paper_final": "paper: final",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+}
+SHARES = ("final", "last", "best", "swing", "paper_final")
+
+
+def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Rows of a study as headings and texts; a row may lack a column."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return [HEADINGS.get(c, c) for c in columns], [[_text(c, row.get(c)) for c in columns] for row in rows]
+
+
+def markdown_table(rows: list[dict[str, Any]]) -> str:
+    """Rows of a study as a Markdown table."""
+    header, lines = cells(rows)
+    table = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in table)
+
+
+def study_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Rows of a study for the terminal."""
+    header, lines = cells(rows)
+    table = Table(*header, title=title, title_justify="left")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _text(column: str, value: Any) -> str:
+    if value is None:
+        return "not reached" if column == "rounds_to_90" else "-"
+    if column in SHARES:
+        return f"{value:.2%}"
+    if isinstance(value, float):
+        return f"{value:,.2f}".rstrip("0").rstrip(".")
+    return f"{value:,}" if isinstance(value, int) else str(value)

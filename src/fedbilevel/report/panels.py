@@ -1,0 +1,76 @@
+"""Figures of studies: accuracy curves in panels, mean and band over seeds, the paper's readings marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+COLOURS = ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: one history for each seed, and the paper's readings as (x, accuracy)."""
+
+    label: str
+    panel: int
+    histories: list[list[dict[str, Any]]]
+    readings: list[tuple[float, float]]
+
+
+def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
+    """One axes a panel; colours follow labels across panels."""
+    count = len(panels)
+    columns = min(count, 2 if count != 3 else 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(5.2 * columns + (1.5 if count == 1 else 0), 3.6 * rows + 0.6), layout="constrained")
+    labels = list(dict.fromkeys(line.label for line in lines))
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for panel, axes in zip(panels, grid.flat, strict=False):
+        axes.set_title(panel, loc="left", fontsize=10.5)
+        mine = [line for line in lines if panels[line.panel] == panel]
+        for line in mine:
+            _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], x)
+        _finish(axes, mine, x)
+    figure.suptitle(title, fontsize=12)
+    for path in paths:
+        figure.savefig(path, dpi=130)
+
+
+def _draw(axes: Axes, line: Line, colour: str, x: str) -> None:
+    scale = 1 / 60 if x == "minutes" else 1.0
+    key = "seconds" if x == "minutes" else "rounds"
+    places = [np.asarray([r[key] * scale for r in history]) for history in line.histories]
+    values = [np.asarray([r["test_accuracy"] for r in history], float) for history in line.histories]
+    at = places[0]
+    stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
+    axes.plot(at, stacked.mean(0), color=colour, linewidth=1.1, label=line.label)
+    if len(stacked) > 1:
+        axes.fill_between(at, stacked.min(0), stacked.max(0), color=colour, alpha=0.18, linewidth=0)
+    for place, accuracy in line.readings:
+        axes.plot(place, accuracy, marker="*", markersize=12, color=colour, markeredgecolor="white", zorder=4)
+
+
+def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
+    axes.set(xlabel="minutes of training" if x == "minutes" else "communication rounds", ylabel="test accuracy")
+    finals = [np.mean([r["test_accuracy"] for r in h][-50:]) for line in lines for h in line.histories]
+    axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
+    axes.set_xlim(left=0)
+    axes.axhline(0.9, color="#c8c8c8", linewidth=0.8, zorder=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter("{x:,.0f}" if x == "rounds" else "{x:g}")
+    axes.yaxis.set_tick_params(labelleft=True)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    if any(line.readings for line in lines):
+        (star,) = axes.plot([], [], "*", color="#5a6570", markersize=10, linestyle="none")
+        handles, labels = [*handles, star], [*labels, "read off the paper"]
+    axes.legend(handles, labels, loc="lower right", fontsize=9, frameon=False)

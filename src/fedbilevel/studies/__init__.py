@@ -1,0 +1,8 @@
+"""Studies: what the paper reports or claims, run again and set beside it."""
+
+from .reproduce import reproduce
+from .runner import Runs, run_all
+from .study import QUICK, Study, load_study, study_names
+from .tune import tune
+
+__all__ = ["QUICK", "Runs", "Study", "load_study", "reproduce", "run_all", "study_names", "tune"]

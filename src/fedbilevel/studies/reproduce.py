@@ -1,0 +1,138 @@
+"""`fedbilevel reproduce`: run what is missing of the paper's tables and figures, then write them beside the paper's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..record import RunFolder, environment, summarise
+from ..report import Line, Section, draw_panels, markdown_table, write_report
+from ..spec import Spec
+from .runner import Runs, run_all
+from .study import Study, StudyRun
+
+
+def reproduce(
+    studies: Sequence[Study], *, seeds: int, out: Path, runs: Runs, jobs: int, console: Console
+) -> list[Section]:
+    """Run what is missing, write each study's table or figure and one report of them all to `out`."""
+    specs = [spec for study in studies for run in study.runs for spec in _specs(study, run, seeds)]
+    run_all(specs, runs, jobs=jobs, console=console)
+    out.mkdir(parents=True, exist_ok=True)
+    sections = [_write(study, seeds, out, runs) for study in studies]
+    write_report(out / "report.html", sections, environment(), f"seeds {', '.join(map(str, range(seeds)))}")
+    return sections
+
+
+def _specs(study: Study, run: StudyRun, seeds: int) -> list[Spec]:
+    count = 1 if study.kind == "rounds" else seeds
+    return [run.spec(seed, study.share) for seed in range(count)]
+
+
+def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
+    rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
+    text = markdown_table(rows)
+    head = f"# {study.title}\n\n{_remarks(study, seeds)}\n\n"
+    (out / f"{study.name}.md").write_text(head + text + "\n")
+    (out / f"{study.name}.json").write_text(json.dumps(rows, indent=2) + "\n")
+    (out / f"{study.name}.csv").write_text(_csv(rows))
+    picture = None
+    if study.kind == "curves":
+        picture = out / f"{study.name}.png"
+        lines = [
+            Line(run.label, run.panel, [runs.history(s) for s in _specs(study, run, seeds)], _readings(run))
+            for run in study.runs
+        ]
+        draw_panels(
+            lines, study.panels, study.title + _short(study), study.x, [picture, picture.with_suffix(".svg")]
+        )
+    ledger = runs.of(_specs(study, study.runs[-1], 1)[0]).summary()
+    return Section(
+        study.name,
+        study.title + _short(study),
+        _remarks(study, seeds),
+        rows,
+        picture,
+        f"fedbilevel reproduce {study.name} --seeds {seeds}",
+        f"{study.runs[-1].label}, seed 0",
+        ledger,
+    )
+
+
+def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
+    """One row: what was measured, and the paper's value."""
+    if study.kind == "rounds":
+        summary, values = runs.of(specs[0]).summary(), specs[0].to_mapping()["algorithm"]
+        return {
+            "algorithm": run.label,
+            "N": values["N"],
+            "T": values.get("T"),
+            "rounds_per_iteration": summary["rounds"] / summary["iterations"],
+            "paper": run.paper["rounds"],
+            "formula": run.paper["formula"],
+        }
+    summaries = [_summary(runs.of(spec), runs.history(spec)) for spec in specs]
+    to_90 = [s["rounds_to"]["0.90"] for s in summaries]
+    row: dict[str, Any] = {"run": run.label}
+    if study.panels and len(study.panels) > 1:
+        row["panel"] = study.panels[run.panel]
+    row |= {
+        "rounds_to_90": float(np.mean(to_90)) if None not in to_90 else None,
+        "final": _mean(summaries, "mean_last_100"),
+        "last": _mean(summaries, "last"),
+        "best": _mean(summaries, "best"),
+        "swing": _mean(summaries, "std_last_100"),
+        "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
+    }
+    if "final" in run.paper:
+        row["paper_rounds_to_90"], row["paper_final"] = run.paper["rounds_to_90"], run.paper["final"]
+        row["remark"] = _remark(row)
+    elif run.paper:
+        row["paper"] = "; ".join(f"{v:.0%} at {x:g}" for x, v in run.paper["readings"])
+    return row
+
+
+def _remark(row: dict[str, Any]) -> str:
+    """Says so where ours and the paper's final accuracy are more than a point apart."""
+    apart = 100 * (row["final"] - row["paper_final"])
+    return f"{apart:+.1f} points from the paper" if abs(apart) > 1 else "within a point"
+
+
+def _summary(folder: RunFolder, history: list[dict[str, Any]]) -> dict[str, Any]:
+    ledger = {"steps": {}, "probes": {}, "rejected": {}}
+    return summarise(history, ledger, seconds=history[-1]["seconds"], folder=str(folder.path))
+
+
+def _mean(summaries: list[dict[str, Any]], field: str) -> float:
+    return round(float(np.mean([s["accuracy"][field] for s in summaries])), 4)
+
+
+def _readings(run: StudyRun) -> list[tuple[float, float]]:
+    return [(float(x), float(v)) for x, v in run.paper.get("readings", ())]
+
+
+def _remarks(study: Study, seeds: int) -> str:
+    runs = f"Seeds: {1 if study.kind == 'rounds' else seeds}."
+    if study.share < 1:
+        runs += f" SHORT: {study.share:.0%} of the paper's rounds; not to be compared with its final values."
+    return f"{study.note} {runs}".strip()
+
+
+def _short(study: Study) -> str:
+    return "" if study.share >= 1 else f" [short: {study.share:.0%} of the rounds]"
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    stream = io.StringIO()
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(stream, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,141 @@
+"""Running many specs: what is finished is not run again, what was interrupted goes on.
+
+Every run is a process of its own, so a crash takes one run with it and memory is given back. A run lives in the
+folder named by its digest; a longer one serves whoever needs its first part.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..errors import FedBilevelError
+from ..record import RunFolder
+from ..spec import Spec
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The folder of runs by digest."""
+
+    folder: Path
+
+    def of(self, spec: Spec) -> RunFolder:
+        return RunFolder(self.folder / spec.digest)
+
+    def share(self, spec: Spec) -> float:
+        """How much of a spec's budget its folder already holds; 1.0 when a summary says it is finished."""
+        history = self.of(spec).history()
+        if not history:
+            return 0.0
+        last, stop = history[-1], spec.stop
+        parts = [(last["rounds"], stop.rounds), (last["iteration"], stop.iterations)]
+        shares = [min(1.0, used / limit) for used, limit in parts if limit]
+        cost = last["rounds"] / max(last["iteration"], 1)
+        enough = stop.rounds is not None and last["rounds"] + cost > stop.rounds
+        finished = self.of(spec).file("summary.json").exists() and (enough or 1.0 in shares)
+        return 1.0 if finished else min(max(shares, default=0.0), 0.999)
+
+    def history(self, spec: Spec) -> list[dict[str, Any]]:
+        """The history of a finished spec, cut to its budget: the folder may hold a longer run."""
+        stop = spec.stop
+        return [
+            r
+            for r in self.of(spec).history()
+            if (stop.rounds is None or r["rounds"] <= stop.rounds)
+            and (stop.iterations is None or r["iteration"] <= stop.iterations)
+        ]
+
+
+def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
+    """Run every spec that is not finished, `jobs` at a time, with progress and the time left."""
+    waiting = [s for s in _longest_of_each(specs) if runs.share(s) < 1.0]
+    if not waiting:
+        return
+    runs.folder.mkdir(parents=True, exist_ok=True)
+    todo, running, failed = list(waiting), dict[str, tuple[Spec, subprocess.Popen[str]]](), list[str]()
+    with _progress(console) as progress:
+        task = progress.add_task("runs", total=len(waiting), left="")
+        start, before = time.monotonic(), sum(map(runs.share, waiting))
+        try:
+            while todo or running:
+                while todo and len(running) < jobs:
+                    spec = todo.pop(0)
+                    running[spec.digest] = spec, _start(spec, runs, len(running), jobs)
+                time.sleep(0.5)
+                for digest, (spec, process) in list(running.items()):
+                    if process.poll() is None:
+                        continue
+                    del running[digest]
+                    if process.returncode:
+                        failed.append(f"{runs.of(spec).path}: {process.stderr.read().strip()[-300:]}")  # type: ignore[union-attr]
+                done = sum(map(runs.share, waiting))
+                left = (time.monotonic() - start) / max(done - before, 1e-6) * (len(waiting) - done)
+                progress.update(task, completed=done, left=_clock(left) if done > before else "?")
+        finally:
+            for _, process in running.values():
+                process.terminate()
+    if failed:
+        raise FedBilevelError(f"{len(failed)} of {len(waiting)} runs failed; first: {failed[0]}")
+
+
+def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
+    """Specs that differ in their budget only are one run: the longest."""
+    longest: dict[str, Spec] = {}
+    for spec in specs:
+        known = longest.get(spec.digest)
+        if known is None or (spec.stop.rounds or 0) > (known.stop.rounds or 0):
+            longest[spec.digest] = spec
+    return list(longest.values())
+
+
+def _start(spec: Spec, runs: Runs, slot: int, jobs: int) -> subprocess.Popen[str]:
+    file = runs.folder / f"{spec.digest}.toml"
+    file.write_text(spec.to_toml())
+    code = "from fedbilevel.cli import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "run",
+        str(file),
+        "--out",
+        str(runs.of(spec).path),
+        "--resume",
+        "--quiet",
+    ]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    own = set(cores[slot::jobs]) if jobs > 1 and len(cores) >= jobs else set(cores)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if own and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(process.pid, own)
+    return process
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left {task.fields[left]}"),
+        console=console,
+        transient=True,
+    ) as progress:
+        yield progress
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

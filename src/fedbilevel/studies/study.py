@@ -1,0 +1,95 @@
+"""A study: the runs of one table or figure of the paper, with the paper's values beside them.
+
+One TOML a study, in `specs/`: `common` settings, and `[[runs]]` each with a label, its settings and the paper's
+values. A run is identified by the digest of its resolved spec, so studies share runs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Literal
+
+from ..errors import SettingsError, UnknownName
+from ..spec import Spec, load_spec
+
+Kind = Literal["rounds", "accuracy", "curves"]
+QUICK = 0.05  # of the rounds
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One line of a table or a figure: a spec but for its seed, and what the paper has for it."""
+
+    label: str
+    panel: int
+    overrides: Mapping[str, Any]
+    paper: Mapping[str, Any]
+
+    def spec(self, seed: int, share: float = 1.0) -> Spec:
+        """The resolved spec for a seed; `share` shortens its budget of rounds."""
+        spec = load_spec("demo", {**self.overrides, "seed": seed})
+        if share < 1.0 and spec.stop.rounds is not None:
+            spec = replace(spec, stop=replace(spec.stop, rounds=max(20, round(spec.stop.rounds * share))))
+        return spec
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure: its title, its runs, and how it is drawn.
+
+    `share` is the part of the paper's rounds that is run; what is written says so when it is below one.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    runs: tuple[StudyRun, ...]
+    panels: tuple[str, ...] = ()
+    note: str = ""
+    x: Literal["rounds", "minutes"] = "rounds"
+    share: float = 1.0
+
+    def shortened(self, share: float) -> Study:
+        return replace(self, share=share) if self.kind != "rounds" else self
+
+
+def study_names() -> list[str]:
+    """The studies that come with the library."""
+    folder = resources.files("fedbilevel.studies") / "specs"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def load_study(name: str) -> Study:
+    """Read a study; every one of its specs is checked."""
+    if name not in study_names():
+        raise UnknownName("study", name, study_names())
+    text = (resources.files("fedbilevel.studies") / "specs" / f"{name}.toml").read_text()
+    raw = tomllib.loads(text)
+    common = raw.get("common", {})
+    runs = tuple(
+        StudyRun(run["label"], run.get("panel", 0), _overrides({**common, **run["set"]}), run.get("paper", {}))
+        for run in raw["runs"]
+    )
+    study = Study(
+        name,
+        raw["title"],
+        raw["kind"],
+        runs,
+        tuple(raw.get("panels", ())),
+        raw.get("note", ""),
+        raw.get("x", "rounds"),
+        raw.get("share", 1.0),
+    )
+    for run in runs:
+        try:
+            run.spec(0)
+        except SettingsError as error:
+            raise SettingsError(f"study {name}, {run.label}: {error}") from None
+    return study
+
+
+def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if value == "none" else value for key, value in values.items()}

@@ -1,0 +1,87 @@
+"""Grid search: every combination of some settings as a run of its own, the best written as a spec."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..errors import SettingsError
+from ..report import markdown_table
+from ..spec import load_spec
+from .runner import Runs, run_all
+
+Axis = list[dict[str, Any]]
+
+
+def tune(
+    spec: str | None,
+    sets: Sequence[str],
+    grid: Sequence[str],
+    *,
+    seeds: int,
+    out: Path,
+    jobs: int,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """Run the grid; write tune.md, tune.json and best.toml to `out`; return the rows, best first.
+
+    The score is the mean test accuracy of the last 100 evaluations, averaged over seeds.
+    """
+    if not grid:
+        raise SettingsError("--grid is missing; write one, as in --grid 'algorithm.alpha=0.01;0.1'")
+    runs = Runs(out / "runs")
+    points = [
+        {key: value for part in combination for key, value in part.items()}
+        for combination in itertools.product(*map(parse_axis, grid))
+    ]
+
+    def specs_of(point: dict[str, Any]) -> list[Any]:
+        texts = [f"{key}={json.dumps(value)}" for key, value in point.items()]
+        return [load_spec(spec, [*sets, *texts, f"seed={seed}"]) for seed in range(seeds)]
+
+    specs = [specs_of(point) for point in points]
+    run_all([s for group in specs for s in group], runs, jobs=jobs, console=console)
+    rows = []
+    for point, group in zip(points, specs, strict=True):
+        summaries = [runs.of(s).summary() for s in group]
+        scores = [s["accuracy"]["mean_last_100"] for s in summaries]
+        if None in scores:
+            raise SettingsError("tune needs a problem that measures test_accuracy")
+        to_90 = [s["rounds_to"]["0.90"] for s in summaries]
+        rounds = None if None in to_90 else float(np.mean(to_90))
+        rows.append({**point, "final": round(float(np.mean(scores)), 4), "rounds_to_90": rounds})
+    order = sorted(range(len(rows)), key=lambda i: -rows[i]["final"])
+    rows = [rows[i] for i in order]
+    (out / "tune.md").write_text(markdown_table(rows) + "\n")
+    (out / "tune.json").write_text(json.dumps(rows, indent=2) + "\n")
+    (out / "best.toml").write_text(specs[order[0]][0].to_toml())
+    return rows
+
+
+def parse_axis(text: str) -> Axis:
+    """`a.b=1;2;3`, or settings that move together: `a.b,a.c=1,10;2,20`."""
+    names, equals, values = text.partition("=")
+    keys = [name.strip() for name in names.split(",")]
+    if not equals or not all(keys):
+        raise SettingsError(f"--grid {text} is wrong: write key=v1;v2, or key1,key2=a1,a2;b1,b2")
+    axis = []
+    for point in values.split(";"):
+        parts = [part.strip() for part in point.split(",")]
+        if len(parts) != len(keys):
+            raise SettingsError(f"--grid {text} is wrong: {point!r} has {len(parts)} values for {len(keys)} keys")
+        axis.append({key: _value(part) for key, part in zip(keys, parts, strict=True)})
+    return axis
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
