@@ -1,4 +1,4 @@
-"""`fedbilevel reproduce`: run what is missing of the paper's tables and figures, then write them beside the paper's."""
+"""Reproducing the paper: run what is missing of its tables and figures, then write ours beside its."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _remark(row: dict[str, Any]) -> str:
 
 
 def _summary(folder: RunFolder, history: list[dict[str, Any]]) -> dict[str, Any]:
-    ledger = {"steps": {}, "probes": {}, "rejected": {}}
+    ledger: dict[str, Any] = {"steps": {}, "probes": {}, "rejected": {}}
     return summarise(history, ledger, seconds=history[-1]["seconds"], folder=str(folder.path))
 
 
