@@ -44,7 +44,7 @@ def draw_estimator(data: dict[str, Any], stem: Path) -> None:
                 for term, (colour, meaning) in TERMS.items():
                     axes.plot(at, [r[term] for r in rows], "--", color=colour, linewidth=1, label=meaning)
                 top = max(r["bias_bound"] for r in rows)
-                axes.set_ylim(min(r["bias_measured"] for r in rows) / 10, top * 5)
+                axes.set_ylim(min(r["bias_measured"] for r in rows) / 100, top * 5)
             axes.set(xscale="log", yscale="log", ylabel=text)
             _plain(axes)
         grid[1][column].set_xlabel(label)

@@ -1,0 +1,217 @@
+"""The run folder and the summary, without running anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbilevel import CheckpointError, RunFolderError, load_spec
+from fedbilevel.record import LEVELS, Checkpoint, RunFolder, environment, number, summarise
+from fedbilevel.spec import Spec
+
+LEDGER = {"steps": {"a": {"rounds": 2, "bytes_up": 3}}, "probes": {}, "rejected": {}}
+
+
+def line(iteration: int, accuracy: float | None = None) -> dict[str, Any]:
+    return {
+        "iteration": iteration,
+        "rounds": 5 * iteration,
+        "bytes_up": 100 * iteration,
+        "bytes_down": 10 * iteration,
+        "seconds": 0.5 * iteration,
+        "test_accuracy": accuracy,
+        "upper_loss": 1.0,
+    }
+
+
+@pytest.fixture
+def spec() -> Spec:
+    return load_spec("demo", {"problem.name": "quadratic"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, spec: Spec) -> RunFolder:
+    """A folder with four lines of history and a checkpoint at iteration 2."""
+    made = RunFolder(tmp_path / "run")
+    made.open(spec, resume=False, overwrite=False)
+    for i in range(4):
+        made.append(line(i))
+    made.save(spec, Checkpoint({"x": np.arange(3, dtype=np.float32)}, 2, LEDGER))
+    return made
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+# The summary ------------------------------------------------------------------------------------------
+
+
+def test_a_summary_gives_rounds_bytes_and_seconds_to_each_accuracy_and_null_where_not_reached() -> None:
+    accuracies = [0.1, 0.82, 0.79, 0.91, 0.88]
+    made = summarise([line(i, a) for i, a in enumerate(accuracies)], LEDGER, compilations=7)
+    assert (made["rounds"], made["iterations"], made["compilations"]) == (20, 4, 7)
+    assert made["rounds_to"] == {"0.80": 5, "0.85": 15, "0.90": 15, "0.95": None}
+    assert made["bytes_to"] == {"0.80": 110, "0.85": 330, "0.90": 330, "0.95": None}
+    assert made["seconds_to"] == {"0.80": 0.5, "0.85": 1.5, "0.90": 1.5, "0.95": None}
+    assert made["accuracy"] == {
+        "last": 0.88,
+        "best": 0.91,
+        "mean_last_100": number(np.mean(accuracies)),
+        "std_last_100": number(np.std(accuracies)),
+    }
+    assert made["ledger"] == LEDGER["steps"]
+
+
+def test_an_accuracy_that_is_just_met_counts_as_reached_and_so_does_one_at_the_start() -> None:
+    assert summarise([line(0, 0.1), line(1, 0.9)], LEDGER)["rounds_to"]["0.90"] == 5
+    assert summarise([line(0, 0.99)], LEDGER)["rounds_to"] == dict.fromkeys(LEVELS, 0)
+
+
+def test_mean_and_deviation_are_of_the_last_hundred_evaluations() -> None:
+    history = [line(i, 0.0) for i in range(50)] + [line(50 + i, 0.25 + 0.5 * (i % 2)) for i in range(100)]
+    accuracy = summarise(history, LEDGER)["accuracy"]
+    assert accuracy == {"last": 0.75, "best": 0.75, "mean_last_100": 0.5, "std_last_100": 0.25}
+
+
+def test_a_history_without_accuracy_has_none_in_its_summary() -> None:
+    made = summarise([line(0), line(1)], LEDGER)
+    assert made["rounds_to"] == dict.fromkeys(LEVELS)
+    assert made["accuracy"] == {"last": None, "best": None, "mean_last_100": None, "std_last_100": None}
+
+
+# The folder -------------------------------------------------------------------------------------------
+
+
+def test_opening_makes_the_folder_with_the_spec_and_the_environment(tmp_path: Path, spec: Spec) -> None:
+    folder = RunFolder(tmp_path / "deep" / "run")
+    assert folder.open(spec, resume=False, overwrite=False) is None
+    assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "spec.toml"]
+    assert load_spec(folder.file("spec.toml")) == spec
+    found = json.loads(folder.file("environment.json").read_text())
+    assert set(found) == {"started", "command", "revision", "python", "platform", "cpus", "packages"}
+    assert {"fedbilevel", "jax", "numpy"} <= set(found["packages"])
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved_and_the_history_is_cut_to_it(
+    folder: RunFolder, spec: Spec
+) -> None:
+    found = folder.open(spec, resume=True, overwrite=False)
+    assert found is not None
+    assert (found.iteration, found.ledger) == (2, LEDGER)
+    np.testing.assert_array_equal(found.arrays["x"], [0, 1, 2])
+    assert folder.history() == [line(i) for i in range(3)]
+
+
+def test_a_half_written_last_line_is_dropped(folder: RunFolder, spec: Spec) -> None:
+    with folder.file("history.jsonl").open("a") as stream:
+        stream.write(json.dumps(line(4))[:20])
+    assert folder.history() == [line(i) for i in range(4)]
+    folder.open(spec, resume=True, overwrite=False)
+    assert folder.file("history.jsonl").read_text() == "".join(json.dumps(line(i)) + "\n" for i in range(3))
+
+
+def test_without_a_checkpoint_a_resumed_run_starts_again(folder: RunFolder, spec: Spec) -> None:
+    folder.file("checkpoint.safetensors").unlink()
+    assert folder.open(spec, resume=True, overwrite=False) is None
+    assert folder.history() == []
+
+
+def test_only_stop_may_change_on_resuming(folder: RunFolder) -> None:
+    longer = load_spec("demo", {"problem.name": "quadratic", "stop.rounds": None, "stop.iterations": 9})
+    assert folder.open(longer, resume=True, overwrite=False) is not None
+    before = contents(folder.path)
+    other = load_spec("demo", {"problem.name": "quadratic", "algorithm.N": 2})
+    with pytest.raises(RunFolderError, match=r"algorithm\.N was 1 and is 2.*only stop may change"):
+        folder.open(other, resume=True, overwrite=False)
+    assert contents(folder.path) == before
+
+
+def test_a_checkpoint_of_another_spec_is_refused(folder: RunFolder, spec: Spec, tmp_path: Path) -> None:
+    other = load_spec("demo", {"problem.name": "quadratic", "seed": 1})
+    foreign = RunFolder(tmp_path / "foreign")
+    foreign.open(other, resume=False, overwrite=False)
+    foreign.save(other, Checkpoint({"x": np.zeros(3, np.float32)}, 2, LEDGER))
+    shutil.copy(foreign.file("checkpoint.safetensors"), folder.path)
+    before = contents(folder.path)
+    with pytest.raises(RunFolderError, match="is a checkpoint of another spec"):
+        folder.open(spec, resume=True, overwrite=False)
+    assert contents(folder.path) == before
+
+
+@pytest.mark.parametrize("keep", [0, 5, 60, -4])
+def test_a_truncated_checkpoint_is_refused_and_nothing_is_touched(
+    folder: RunFolder, spec: Spec, keep: int
+) -> None:
+    path = folder.file("checkpoint.safetensors")
+    path.write_bytes(path.read_bytes()[:keep])
+    before = contents(folder.path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        folder.open(spec, resume=True, overwrite=False)
+    assert contents(folder.path) == before
+
+
+def test_overwriting_clears_what_runs_write_and_nothing_else(folder: RunFolder, spec: Spec) -> None:
+    folder.file("notes.txt").write_text("mine")
+    folder.file("tensorboard").mkdir()
+    folder.file("curve.png").write_bytes(b"old")
+    folder.file(".summary.json.tmp").write_bytes(b"half")
+    assert folder.open(spec, resume=False, overwrite=True) is None
+    assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "notes.txt", "spec.toml"]
+    assert folder.history() == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_left_by_a_process_that_died_while_starting_can_be_used(
+    tmp_path: Path, spec: Spec, resume: bool
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".spec.toml.tmp").write_text("seed")
+    assert RunFolder(path).open(spec, resume=resume, overwrite=False) is None
+    assert load_spec(path / "spec.toml") == spec
+
+
+def test_the_spec_is_the_first_file_and_the_last_to_go(
+    folder: RunFolder, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def dies(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "history.jsonl":
+            raise KeyboardInterrupt
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.open(spec, resume=False, overwrite=True)
+    monkeypatch.undo()
+    assert folder.file("spec.toml").exists()
+    assert folder.open(spec, resume=False, overwrite=True) is None
+
+
+def test_a_write_that_dies_leaves_the_old_file(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write("summary.json", "old")
+
+    def dies(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write("summary.json", "new")
+    assert folder.file("summary.json").read_text() == "old"
+
+
+def test_the_environment_is_told_without_git_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment()["revision"] is None
+
+
+def test_a_number_keeps_six_digits_which_a_float32_surely_has() -> None:
+    assert number(np.float32(0.1)) == 0.1
+    assert number(1.2345678) == 1.23457

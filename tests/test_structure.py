@@ -1,0 +1,177 @@
+"""The shape of the library: rooms, who counts, what is exported, documentation, size."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedbilevel
+
+SOURCE = Path(fedbilevel.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Top to bottom. A room may use those below it and itself, never one above.
+ROOMS = [
+    "cli",
+    "studies",
+    "run",
+    "report",
+    "record",
+    "spec",
+    "check",
+    "theory",
+    "algorithms",
+    "probes",
+    "federation",
+    "engines",
+    "oracle",
+    "steps",
+    "problems",
+    "models",
+    "problem",
+    "data",
+    "settings",
+    "rng",
+    "errors",
+]
+
+EXPORTED = [
+    "AggITD",
+    "Batch",
+    "CheckpointError",
+    "ClientData",
+    "ClientSize",
+    "CorruptData",
+    "DataUnavailable",
+    "Epochs",
+    "FedBilevelError",
+    "Federation",
+    "HyperRepresentation",
+    "LazyClients",
+    "Ledger",
+    "ListedClients",
+    "Loop",
+    "Oracle",
+    "Part",
+    "PerClient",
+    "Problem",
+    "Quadratic",
+    "Result",
+    "RunFolderError",
+    "Sample",
+    "Samples",
+    "Scalar",
+    "SettingsError",
+    "Simulation",
+    "Spec",
+    "StepError",
+    "TooFewReplies",
+    "UnknownName",
+    "X",
+    "Y",
+    "check",
+    "client_step",
+    "clients_from",
+    "load_spec",
+    "run",
+]
+ALIASES = {"X", "Y", "Scalar"}  # annotations, which cannot have a docstring
+
+
+def room(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def relative_name(file: Path) -> str:
+    return str(file.relative_to(SOURCE))
+
+
+def rooms_used(file: Path, text: str) -> Iterator[str]:
+    """The rooms that a file imports, however it spells the import."""
+    package = ["fedbilevel", *file.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(text)):
+        names: list[list[str]] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            names = [[*base, alias.name] for alias in node.names]
+        for name in names:
+            if name[0] == "fedbilevel":
+                yield name[1] if len(name) > 1 else "the package itself"
+
+
+def test_the_walk_sees_every_spelling_of_an_import() -> None:
+    text = (
+        "from . import rng\nfrom ..data.clients import Part\nimport fedbilevel.run\nfrom fedbilevel import steps\n"
+    )
+    text += "import numpy.linalg\ndef f():\n    from ..errors import StepError\n"
+    found = list(rooms_used(SOURCE / "engines" / "loop.py", text))
+    assert found == ["engines", "data", "run", "steps", "errors"]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f != SOURCE / "__init__.py"], ids=relative_name)
+def test_dependencies_point_downwards_only(file: Path) -> None:
+    own = room(file)
+    assert own in ROOMS, f"{own} is a new room: give it its place in ROOMS"
+    upwards = [used for used in rooms_used(file, file.read_text()) if used != own and used not in below(own)]
+    assert upwards == [], f"{own} uses {upwards}, which are not below it"
+
+
+def below(own: str) -> list[str]:
+    return ROOMS[ROOMS.index(own) + 1 :]
+
+
+def test_engines_never_import_an_algorithm_or_the_federation() -> None:
+    used = {name for file in FILES if room(file) == "engines" for name in rooms_used(file, file.read_text())}
+    assert used and not used & {"algorithms", "federation", "probes", "run", "spec"}
+
+
+COUNTED = {"rounds", "bytes_up", "bytes_down", "rejected"}
+
+
+def books(text: str) -> list[int]:
+    """The lines that set a count of an account: `account.rounds += 1`, also `account.rounds = 1`."""
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        lines += [node.lineno for t in targets if isinstance(t, ast.Attribute) and t.attr in COUNTED]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Account":
+            lines.append(node.lineno)
+    return lines
+
+
+def test_only_the_federation_counts_rounds_and_bytes() -> None:
+    assert books("ledger.steps['a'].rounds += 1\nx = 1\na.bytes_up = 3\nAccount(rounds=2)\n") == [1, 3, 4]
+    counting = {relative_name(file): books(file.read_text()) for file in FILES}
+    assert len(counting.pop("federation.py")) >= 4
+    assert {name: lines for name, lines in counting.items() if lines} == {}
+
+
+def test_the_exported_names_are_these() -> None:
+    assert sorted(fedbilevel.__all__) == sorted(EXPORTED)
+    assert all(hasattr(fedbilevel, name) for name in EXPORTED)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPORTED) - ALIASES))
+def test_every_public_name_has_a_docstring_of_its_own(name: str) -> None:
+    thing = getattr(fedbilevel, name)
+    text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+    assert text and text.strip()
+    assert not text.startswith(f"{name}("), "the docstring is the one that a dataclass or NamedTuple makes itself"
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative_name)
+def test_a_file_says_what_it_is_for_and_has_at_most_400_lines(file: Path) -> None:
+    text = file.read_text()
+    assert ast.get_docstring(ast.parse(text)), "a module has a docstring"
+    assert len(text.splitlines()) <= 400, "a file above 400 lines is two files"
