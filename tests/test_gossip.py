@@ -26,6 +26,7 @@ from fedbilevel.problems import Quadratic, QuadraticTask
 
 GRAPHS = ["ring", "torus", "erdos-renyi", "complete"]
 AGENTS = 5
+_engines: dict[int, tuple[Any, Simulation]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,9 @@ def small() -> QuadraticTask:
 
 
 def follow(method: Any, task: QuadraticTask | Task, iterations: int, state: Any = None) -> tuple[Any, Federation]:
-    fed = Federation(Simulation(task.problem, task.clients))
+    if id(task) not in _engines:
+        _engines[id(task)] = task, Simulation(task.problem, task.clients)  # one engine a task compiles once
+    fed = Federation(_engines[id(task)][1])
     state = method.init(task.problem) if state is None else state
     for _ in range(iterations):
         state = method.step(fed, state)
@@ -232,7 +235,7 @@ def test_ma_dsbo_on_the_complete_graph_is_the_update_with_a_server(
 
 def test_the_tracked_residual_solves_the_mean_system_on_a_ring(small: QuadraticTask) -> None:
     method, d = MADSBO(N=300, gamma=0.2), Dense(small)
-    fed = Federation(Simulation(small.problem, small.clients))
+    fed = follow(method, small, 0)[1]
     g = np.random.default_rng(0)
     x, y = (g.normal(size=(AGENTS, n)).astype(np.float32) for n in (4, 3))
     z = method.inverse_product(fed, method.weights(AGENTS), own(jnp.asarray(x)), own(jnp.asarray(y)))
@@ -286,7 +289,7 @@ def test_the_ledger_counts_exchanges_and_bytes_for_each_neighbour(small: Quadrat
 def test_a_state_that_was_saved_as_arrays_goes_on_as_if_nothing_had_happened(
     method: Any, small: QuadraticTask
 ) -> None:
-    engine = Simulation(small.problem, small.clients)
+    engine = follow(method, small, 0)[1].engine
     fed, state = Federation(engine, seed=3), method.init(small.problem)
     for _ in range(2):
         state = method.step(fed, state)

@@ -212,7 +212,7 @@ def test_dense_arithmetic_is_the_federations() -> None:
 
 def test_dense_runs_are_the_federations_within_noise() -> None:
     task = study.gentle_task()
-    theory = Theory(task.constants(1.0), N=2, lam=0.5, K=30)
+    theory = Theory(task.constants(1.0), N=1, lam=0.5, K=30)
     dense = dense_descent(task, theory, 2, 30, seeds=16)
     own = federated_descent(task, Simulation(task.problem, task.clients), theory, 2, 30)
     assert own.means[0] == pytest.approx(dense.means.mean(), abs=6 * dense.means.std() + 1e-6)

@@ -6,6 +6,7 @@ FedBilevelError            everything this library raises on purpose
 │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
 │   └── RunFolderError     the output folder holds another run, or another spec    (exit code 2)
 ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
+├── CheckpointError        a checkpoint that cannot be read                        (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
 """

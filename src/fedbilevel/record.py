@@ -14,6 +14,7 @@ resuming it is cut back to the checkpoint. No pickle is read or written.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -230,9 +231,9 @@ def _first_at(history: Iterable[dict[str, Any]], accuracy: float) -> dict[str, A
     return next((r for r in history if (r["test_accuracy"] or 0.0) >= accuracy), None)
 
 
-def number(value: Any) -> float:
-    """A float with the digits that a float32 surely has, for files."""
-    return float(f"{float(value):.6g}")
+def number(value: Any) -> float | None:
+    """A float with the digits that a float32 surely has, for files; None if it is not finite, as JSON has none."""
+    return float(f"{float(value):.6g}") if math.isfinite(float(value)) else None
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

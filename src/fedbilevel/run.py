@@ -167,7 +167,7 @@ def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: t
     }
 
 
-def _reported(spec: Spec, state: Any) -> dict[str, float]:
+def _reported(spec: Spec, state: Any) -> dict[str, float | None]:
     """What the algorithm itself has to say of its state, such as the disagreement of agents."""
     report = getattr(spec.algorithm, "report", None)
     return {} if report is None else {name: number(value) for name, value in report(state).items()}

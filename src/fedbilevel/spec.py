@@ -69,7 +69,7 @@ class EvaluateSettings:
 
 @settings
 class StopSettings:
-    """When a run ends: at the first of these that is reached. Rounds are a budget, and are not exceeded."""
+    """When a run ends: at the first of these that is reached. An iteration that would exceed it is not begun."""
 
     rounds: Annotated[Count | None, about("communication rounds")] = None
     iterations: Annotated[Count | None, about("outer iterations")] = None

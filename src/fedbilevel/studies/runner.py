@@ -77,14 +77,16 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
                     if process.poll() is None:
                         continue
                     del running[digest]
+                    _, complaint = process.communicate()
                     if process.returncode:
-                        failed.append(f"{runs.of(spec).path}: {process.stderr.read().strip()[-300:]}")  # type: ignore[union-attr]
+                        failed.append(f"{runs.of(spec).path}: {complaint.strip()[-300:]}")
                 done = sum(map(runs.share, waiting))
                 left = (time.monotonic() - start) / max(done - before, 1e-6) * (len(waiting) - done)
                 progress.update(task, completed=done, left=_clock(left) if done > before else "?")
         finally:
             for _, process in running.values():
                 process.terminate()
+                process.communicate()
     if failed:
         raise FedBilevelError(f"{len(failed)} of {len(waiting)} runs failed; first: {failed[0]}")
 

@@ -1,0 +1,177 @@
+"""Studies: every TOML loads, runs are shared and resumed, tables and report say what was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedbilevel import load_spec
+from fedbilevel.errors import SettingsError, UnknownName
+from fedbilevel.spec import Spec
+from fedbilevel.studies import Runs, load_study, reproduce, run_all, study_names, tune
+from fedbilevel.studies.study import Study, StudyRun
+from fedbilevel.studies.tune import parse_axis
+
+SMALL = {
+    "data.name": "digits",
+    "data.clients": 10,
+    "problem.hidden": 8,
+    "algorithm.participation": 0.5,
+    "algorithm.lower_epochs": 1,
+    "stop.rounds": 40,
+}
+QUIET = Console(quiet=True)
+
+
+def small_study(kind: str = "curves") -> Study:
+    runs = tuple(
+        StudyRun(name, panel, {**SMALL, "algorithm.name": algorithm}, {"readings": [[40.0, 0.5]]})
+        for panel, (name, algorithm) in enumerate((("AggITD", "fbo-aggitd"), ("FedNest", "fednest")))
+    )
+    return Study("small", "A small study", kind, runs, ("one", "two"))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
+    """A small study with two seeds, really run in processes of its own."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    runs = Runs(folder / "runs")
+    reproduce([small_study()], seeds=2, out=folder / "out", runs=runs, jobs=2, console=QUIET)
+    return folder / "out", runs
+
+
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper():
+    assert study_names() == [
+        "figure1",
+        "figure2",
+        "figure3",
+        "figure4",
+        "figure5",
+        "figure6",
+        "figure7",
+        "table1",
+        "table2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table1", "table2"]
+)
+def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name):
+    study = load_study(name)
+    for run in study.runs:
+        assert isinstance(run.spec(0), Spec)
+        assert run.panel < max(1, len(study.panels))
+
+
+def test_table_2_has_the_settings_and_values_of_the_paper():
+    study = load_study("table2")
+    assert len(study.runs) == 8
+    by_label = {run.label: run for run in study.runs}
+    assert by_label["FBO-AggITD, non-i.i.d., tau 5"].paper == {"rounds_to_90": 305, "final": 0.9388}
+    for run in study.runs:
+        spec = run.spec(0)
+        assert (spec.stop.rounds, spec.data.clients, spec.algorithm.participation) == (4000, 100, 0.1)
+        assert (spec.algorithm.N, spec.algorithm.alpha, spec.algorithm.beta) == (1, 0.01, 0.003)
+
+
+def test_figures_share_the_runs_of_the_table():
+    table = {run.spec(0).digest for run in load_study("table2").runs}
+    figure = {run.spec(0).digest for run in load_study("figure2").runs}
+    assert figure <= table
+
+
+def test_an_unknown_study_is_named():
+    with pytest.raises(UnknownName, match="table9"):
+        load_study("table9")
+
+
+def test_a_short_study_says_so_everywhere(tmp_path, reproduced):
+    _, runs = reproduced
+    study = small_study().shortened(0.5)
+    reproduce([study], seeds=2, out=tmp_path, runs=runs, jobs=1, console=QUIET)
+    assert "SHORT: 50%" in (tmp_path / "small.md").read_text()
+    assert "SHORT" in (tmp_path / "report.html").read_text()
+    rows = json.loads((tmp_path / "small.json").read_text())
+    assert all(row["final"] is not None for row in rows)
+
+
+def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reproduced):
+    out, _ = reproduced
+    rows = json.loads((out / "small.json").read_text())
+    assert [row["run"] for row in rows] == ["AggITD", "FedNest"]
+    with (out / "small.csv").open() as stream:
+        assert [row["run"] for row in csv.DictReader(stream)] == ["AggITD", "FedNest"]
+    assert "| AggITD |" in (out / "small.md").read_text()
+    assert (out / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "small.svg").read_text()
+
+
+def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced):
+    page = (reproduced[0] / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "<script" not in page
+    images = re.findall(r"<img [^>]*>", page)
+    assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
+    for part in ("fedbilevel reproduce small --seeds 2", "revision", "lower_steps", "read off its figures"):
+        assert part in page
+
+
+def test_finished_runs_are_not_run_again(reproduced):
+    _, runs = reproduced
+    spec = small_study().runs[0].spec(0)
+    before = runs.of(spec).file("history.jsonl").stat().st_mtime_ns
+    assert runs.share(spec) == 1.0
+    run_all([spec], runs, jobs=1, console=QUIET)
+    assert runs.of(spec).file("history.jsonl").stat().st_mtime_ns == before
+
+
+def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still(reproduced):
+    _, runs = reproduced
+    longer = load_spec("demo", {**SMALL, "algorithm.name": "fbo-aggitd", "seed": 0, "stop.rounds": 60})
+    shorter = small_study().runs[0].spec(0)
+    first = runs.history(shorter)
+    assert 0 < runs.share(longer) < 1
+    run_all([longer, shorter], runs, jobs=1, console=QUIET)
+    assert runs.share(longer) == 1.0
+    without_seconds = [
+        [{k: v for k, v in r.items() if k != "seconds"} for r in h] for h in (first, runs.history(shorter))
+    ]
+    assert without_seconds[0] == without_seconds[1]
+    assert runs.history(longer)[-1]["rounds"] == 60
+
+
+def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
+    spec = load_spec("demo", {**SMALL, "algorithm.alpha": 1e30, "algorithm.upper_steps": 3})
+    with pytest.raises(Exception, match="not finite"):
+        run_all([spec], Runs(tmp_path), jobs=1, console=QUIET)
+
+
+def test_table_1_is_what_the_ledger_measured(tmp_path):
+    study = load_study("table1")
+    sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
+    for row in sections[0].rows:
+        expected = 2 * row["N"] + 3 + (row["T"] or 0)
+        assert row["rounds_per_iteration"] == expected == row["paper"]
+
+
+def test_tune_runs_the_grid_and_writes_the_best_as_a_spec(tmp_path):
+    sets = [f"{key}={value}" for key, value in SMALL.items()]
+    grid = ["algorithm.beta,algorithm.alpha=0.003,0.01;0.05,0.2"]
+    rows = tune(None, sets, grid, seeds=1, out=tmp_path, jobs=2, console=QUIET)
+    assert [row["final"] for row in rows] == sorted((row["final"] for row in rows), reverse=True)
+    best = load_spec(tmp_path / "best.toml")
+    assert (best.algorithm.beta, best.algorithm.alpha) == (rows[0]["algorithm.beta"], rows[0]["algorithm.alpha"])
+
+
+def test_grid_axes_may_move_together():
+    assert parse_axis("a.b=1;2") == [{"a.b": 1}, {"a.b": 2}]
+    assert parse_axis("a.b,a.c=1,x;2,y") == [{"a.b": 1, "a.c": "x"}, {"a.b": 2, "a.c": "y"}]
+    for wrong in ("a.b", "a.b,a.c=1;2", "=1"):
+        with pytest.raises(SettingsError):
+            parse_axis(wrong)
