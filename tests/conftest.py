@@ -1,10 +1,18 @@
-"""What the tests share: small problems that compile quickly."""
+"""What the tests share: small problems that compile quickly, and a cache of compiled programs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
+
+# Before JAX is imported: compiled programs are kept for all tests, workers and the processes they start.
+PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "programs"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from fedbilevel import cli
 from fedbilevel.data import DATASETS, sources
@@ -38,24 +36,6 @@ class Outcome(NamedTuple):
 
 
 Command = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of compiled programs: the next run of a spec need not compile."""
-    new: dict[str, Any] = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    old = {name: getattr(jax.config, name) for name in new}
-    for name, value in new.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in old.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture

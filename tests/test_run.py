@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
@@ -64,22 +62,6 @@ NOISY = {  # random cohorts, a random Q and random rows: whatever a resumed run 
     "stop.rounds": None,
     "stop.iterations": 8,
 }
-CACHE = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of compiled programs: the next run of a spec, here or in another process, need not compile."""
-    folder = tmp_path_factory.mktemp("programs")
-    new = {"jax_compilation_cache_dir": str(folder), **CACHE}
-    old = {name: getattr(jax.config, name) for name in new}
-    for name, value in new.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield folder
-    for name, value in old.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def noisy(**more: Any) -> Spec:
@@ -352,12 +334,10 @@ def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -
 
 
 def test_a_run_killed_at_five_random_moments_equals_the_uninterrupted_one(
-    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     spec = load_spec("demo", DIGITS | {"stop.iterations": 50, "evaluate.checkpoint_every": 7})
     whole = run(spec, tmp_path / "whole")
-    for name, value in {"jax_compilation_cache_dir": programs, **CACHE}.items():
-        monkeypatch.setenv(name.upper(), str(value))
     server = multiprocessing.get_context("forkserver")  # imports once; JAX starts anew in every process
     server.set_forkserver_preload(["fedbilevel.cli", "sklearn.datasets"])
     moments = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
-from .algorithms import AggITD
+from .algorithms import MADSBO, AggITD, FedNest, Gossip, LFedNest
 from .check import check
 from .data import ClientData, ClientSize, LazyClients, ListedClients, Part, clients_from
 from .engines import Loop, Simulation
@@ -26,6 +26,7 @@ from .steps import Epochs, PerClient, Sample, Samples, Scalar, X, Y, client_step
 __version__ = "0.1.0"
 
 __all__ = [
+    "MADSBO",
     "AggITD",
     "Batch",
     "CheckpointError",
@@ -35,8 +36,11 @@ __all__ = [
     "DataUnavailable",
     "Epochs",
     "FedBilevelError",
+    "FedNest",
     "Federation",
+    "Gossip",
     "HyperRepresentation",
+    "LFedNest",
     "LazyClients",
     "Ledger",
     "ListedClients",

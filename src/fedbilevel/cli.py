@@ -14,22 +14,24 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from . import data as data_room
+from .algorithms import AggITD
 from .check import check as check_problem
+from .console import Bar, err, logger
 from .errors import DataUnavailable, FedBilevelError, SettingsError
+from .problems import Quadratic
 from .report import ledger_table, outcome_table, study_table, text_curve
 from .run import Observer, Result, run
-from .run import Progress as Step
 from .spec import Spec, describe, load_spec
 from .studies import QUICK, Runs, load_study, reproduce, study_names, tune
+from .studies.theory import run_theory, theory_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bilevel optimisation.")
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and see how they are split.")
 app.add_typer(data_app, name="data")
-out, err = Console(), Console(stderr=True)
+out = Console()
 
 PAPER_ROUNDS = {("shards", 1): 520, ("shards", 5): 305, ("iid", 1): 530, ("iid", 5): 195}  # table 2, FBO-AggITD
 
@@ -65,9 +67,9 @@ def run_command(
     with ExitStack() as stack:
         observers: list[Observer] = []
         if log:
-            observers.append(stack.enter_context(_logger(log, folder)))
+            observers.append(stack.enter_context(logger(log, folder)))
         if not quiet:
-            observers.append(stack.enter_context(_Bar()))
+            observers.append(stack.enter_context(Bar()))
         try:
             result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
         except KeyboardInterrupt:  # here, as Typer would end without a word
@@ -129,6 +131,29 @@ def tune_command(
     out.print(f"best settings: {folder / 'best.toml'}", highlight=False)
 
 
+@app.command("theory")
+def theory_command(
+    spec: SpecFile = None,
+    sets: Sets = None,
+    radius: Annotated[float, typer.Option(min=0.0, help="The ball in which M and sigma_2 are taken.")] = 10.0,
+    iterations: Annotated[int, typer.Option("--K", min=1, help="Outer iterations K of Theorem 1.")] = 10_000,
+    folder: Annotated[Path | None, typer.Option("--out", help="Also run the study of the bounds.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version of the study.")] = False,
+) -> None:
+    """Every constant of the paper for a quadratic problem; with --out, measured beside the bounds.
+
+    The problem, N and λ are those of the spec; problem.name=quadratic is set unless the spec has it.
+    """
+    chosen = load_spec(spec, [*(sets or []), "problem.name=quadratic"] if spec is None else sets or [])
+    if not isinstance(chosen.problem, Quadratic) or not isinstance(chosen.algorithm, AggITD):
+        raise SettingsError("theory needs problem.name = 'quadratic' and algorithm.name = 'fbo-aggitd'")
+    constants = chosen.problem.make(chosen.data.clients, chosen.seed).constants(radius)
+    out.print(theory_table(constants, chosen.algorithm.N, chosen.algorithm.lam, K=iterations))
+    if folder is not None:
+        run_theory(folder, quick)
+        out.print(f"figures, theory.md and theory.json: {folder}/", highlight=False)
+
+
 @data_app.command("list")
 def data_list() -> None:
     """The data sets, and which are in the cache."""
@@ -180,81 +205,6 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-class _Bar:
-    """The progress of a run on the standard error, when that is a terminal."""
-
-    def __enter__(self) -> _Bar:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("iteration {task.fields[iteration]}"),
-            TextColumn("{task.fields[rounds]} rounds"),
-            BarColumn(),
-            TextColumn("{task.fields[measure]}"),
-            TextColumn("{task.fields[speed]:.1f} rounds/s"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=err,
-            transient=True,
-            disable=not err.is_terminal,  # elsewhere it would only leave an empty line
-        )
-        self._task = self._progress.add_task(
-            "run", total=1.0, iteration=0, rounds=0, measure="starting", speed=0.0
-        )
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, step: Step) -> None:
-        self._progress.update(
-            self._task,
-            completed=step.share,
-            iteration=step.iteration,
-            rounds=step.rounds,
-            measure=_measure(step.record),
-            speed=step.rounds / max(step.seconds, 1e-9),
-        )
-
-
-class _TensorBoard:
-    """Every evaluation as scalars for TensorBoard, against rounds."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise SettingsError(
-                "--log tensorboard needs an extra: pip install 'fedbilevel[tensorboard]'"
-            ) from None
-        self._make, self._folder, self._last = SummaryWriter, folder / "tensorboard", -1
-
-    def __enter__(self) -> _TensorBoard:
-        self._writer: Any = None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def __call__(self, step: Step) -> None:
-        if step.record["iteration"] == self._last:
-            return
-        if self._writer is None:
-            self._writer = self._make(str(self._folder))
-        self._last = step.record["iteration"]
-        for name, value in step.record.items():
-            if name not in ("iteration", "rounds") and value is not None:
-                self._writer.add_scalar(name, value, step.record["rounds"])
-
-
-def _logger(kind: str, folder: Path) -> _TensorBoard:
-    if kind != "tensorboard":
-        raise SettingsError(f"--log {kind} is unknown; use tensorboard")
-    return _TensorBoard(folder)
-
-
 def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:
     """The same run on the embedded digits, if its data set cannot be had."""
     if chosen.data.name == data_room.GENERATED:
@@ -265,12 +215,6 @@ def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:
         err.print(f"{error}\nGoing on with the embedded digits.", markup=False, style="yellow")
         return load_spec(spec, [*sets, "data.name=digits"])
     return chosen
-
-
-def _measure(record: dict[str, Any]) -> str:
-    if record["test_accuracy"] is not None:
-        return f"accuracy {record['test_accuracy']:.2%}"
-    return f"upper loss {record['upper_loss']:.4g}"
 
 
 def _cached(name: str, fetched: bool) -> tuple[str, str, str]:

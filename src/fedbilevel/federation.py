@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 from jax import Array
 
 from . import rng
+from .aggregate import Mean, mix, not_finite
 from .engines.base import Call, Engine, Held, Replies
 from .errors import SettingsError, TooFewReplies
 from .steps import Descriptor, PerClient, Step
@@ -171,8 +171,8 @@ class Federation:
         start = time.perf_counter()
         rows: list[Any] = []
         for replies in self.engine.replies(call):
-            wrong = self._misfit(call, replies, _Mean()) or next(iter(replies.failures.values()), None)
-            reasons = dict.fromkeys(replies.clients, wrong) if wrong else _not_finite(replies)
+            wrong = self._misfit(call, replies, Mean()) or next(iter(replies.failures.values()), None)
+            reasons = dict.fromkeys(replies.clients, wrong) if wrong else not_finite(replies)
             if reasons:
                 raise TooFewReplies(_complaint(call, len(rows), len(call.clients), reasons))
             rows.append(replies.reply)
@@ -185,7 +185,7 @@ class Federation:
         Booked under `name` as one round; each vector is billed once for every neighbour it goes to.
         """
         start = time.perf_counter()
-        mixed = jax.block_until_ready(_mix(jnp.asarray(weights, jnp.float32), rows))
+        mixed = jax.block_until_ready(mix(jnp.asarray(weights, jnp.float32), rows))
         links = int(np.count_nonzero(weights) - np.count_nonzero(np.diag(weights)))
         sent = links * sum(a.nbytes // a.shape[0] for a in rows.values())
         account = self.ledger.steps.setdefault(name, Account())
@@ -203,7 +203,7 @@ class Federation:
 
     def _exchange(self, call: Call, account: Account) -> Any:
         start = time.perf_counter()
-        mean, reasons = _Mean(), dict[int, str]()
+        mean, reasons = Mean(), dict[int, str]()
         for replies in self.engine.replies(call):
             reasons.update(replies.failures)
             wrong = self._misfit(call, replies, mean)
@@ -222,7 +222,7 @@ class Federation:
             raise TooFewReplies(_complaint(call, mean.count, self._min_replies, reasons))
         return mean.value
 
-    def _misfit(self, call: Call, replies: Replies, mean: _Mean) -> str | None:
+    def _misfit(self, call: Call, replies: Replies, mean: Mean) -> str | None:
         """Why stacked replies do not have the fields, shapes and type that the step promises, if so."""
         problem = self.engine.problem
         p, q = problem.size_x, problem.size_y
@@ -264,67 +264,6 @@ def cohort_size(participation: int | float, clients: int) -> int:
             "write a whole number for a count of clients"
         )
     return max(1, round(participation * clients))
-
-
-class _Mean:
-    """The running weighted mean of valid replies."""
-
-    def __init__(self) -> None:
-        self.total: Any = None
-        self.weight, self.count = 0.0, 0
-
-    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
-        """Add stacked replies; return who was left out because a vector is not finite."""
-        left_out = _not_finite(replies)
-        valid = np.asarray([client not in left_out for client in replies.clients])
-        total = _weighted_sum(replies.reply, weights, valid)
-        self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
-        self.weight += float(weights[valid].sum())
-        self.count += int(valid.sum())
-        return left_out
-
-    @property
-    def value(self) -> Any:
-        return jax.tree.map(partial(_divide, by=np.float32(self.weight)), self.total)
-
-
-def _not_finite(replies: Replies) -> dict[int, str]:
-    """Which of stacked replies have a vector that is not finite, and which vector."""
-    finite = {name: np.asarray(ok) for name, ok in _finite(replies.reply._asdict()).items()}
-    return {
-        client: f"{name} is not finite"
-        for name, ok in reversed(finite.items())
-        for client, good in zip(replies.clients, ok, strict=True)
-        if not good
-    }
-
-
-@jax.jit
-def _finite(fields: dict[str, Array]) -> dict[str, Array]:
-    return {
-        name: jnp.all(jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for name, a in fields.items() if a is not None
-    }
-
-
-@jax.jit
-def _mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
-    return {name: jnp.tensordot(weights, a, axes=1) for name, a in rows.items()}
-
-
-@jax.jit
-def _weighted_sum(reply: Any, weights: Array, valid: Array) -> Any:
-    """Σ_i w_i r_i over the valid clients i."""
-    kept = jnp.where(valid, weights, 0.0)
-
-    def total(a: Array) -> Array:
-        return jnp.tensordot(kept, jnp.where(jnp.expand_dims(valid, tuple(range(1, a.ndim))), a, 0.0), axes=1)
-
-    return jax.tree.map(total, reply)
-
-
-@jax.jit
-def _divide(a: Array, by: Array) -> Array:
-    return a / by
 
 
 def _call(

@@ -68,7 +68,7 @@ def run(
     task = spec.task()
     folder = RunFolder(Path(out))
     with _counting_compilations() as compilations:
-        engine, start = spec.federation.build(task), spec.algorithm.init(task.problem)
+        engine, start = spec.federation.build(task), spec.algorithm.init(task.problem, task.clients.count)
         saved = folder.open(spec, resume=resume, overwrite=overwrite)
         state, iteration, ledger = start, 0, Ledger()
         if saved is not None:

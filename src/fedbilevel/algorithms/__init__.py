@@ -23,7 +23,8 @@ class Algorithm(Protocol):
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
 
-    def init(self, problem: Problem) -> Any: ...
+    def init(self, problem: Problem, clients: int = 1) -> Any:
+        """The state before the first outer iteration, for this many registered clients."""
 
     def step(self, fed: Federation, s: Any) -> Any:
         """One outer iteration."""

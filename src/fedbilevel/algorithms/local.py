@@ -118,8 +118,8 @@ class LocalWork:
                     f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
                 )
 
-    def init(self, problem: Problem) -> State:
-        """The initial parameters of the problem."""
+    def init(self, problem: Problem, clients: int = 1) -> State:
+        """The initial parameters of the problem, however many clients there are."""
         return State(problem.flat_x.vector, problem.flat_y.vector)
 
     @property

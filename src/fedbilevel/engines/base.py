@@ -83,17 +83,9 @@ class Engine(Protocol):
         """Run the step on every client of the cohort; yield replies in the order of the cohort."""
 
 
-class Work(NamedTuple):
-    """One client's side of a call: its own values and the rows it drew."""
-
-    own: dict[str, Any]
-    draws: dict[str, Any]
-
-
-def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> Work:
+def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> dict[str, Any]:
     """Draw the rows of a call for one client, at the address (seed, kind, round, argument, client)."""
-    own = {name: np.asarray(values.values[client], np.float32) for name, values in call.own.items()}
-    draws = {
+    return {
         name: draw(
             descriptor,
             (*call.address, name),
@@ -103,7 +95,6 @@ def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> 
         )
         for name, descriptor in call.samples.items()
     }
-    return Work(own, draws)
 
 
 def perform(
@@ -111,13 +102,14 @@ def perform(
     call: Call,
     vectors: dict[str, Array],
     arrays: Mapping[str, Array],
-    work: Work,
+    own: Mapping[str, Array],
+    draws: Mapping[str, Any],
     data: Arrays,
     memory: Memory | None,
 ) -> Any:
     """Run a step for one client. Pure: engines jit it, and batch it over clients."""
     oracle = Oracle(problem, vectors, data, memory)
-    return call.step(oracle, **arrays, **call.constants, **work.own, **work.draws)
+    return call.step(oracle, **arrays, **call.constants, **own, **draws)
 
 
 def pad(data: ClientData, capacity: ClientSize) -> Arrays:

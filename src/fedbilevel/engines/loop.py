@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, StepError
@@ -37,7 +38,8 @@ class Loop:
     def _reply(self, call: Call, client: int) -> Any:
         capacity = self.clients.capacity
         data = pad(self.clients.load(client), capacity)
-        work = prepare(call, client, self.clients.size(client), capacity)
+        own = {name: np.asarray(each.values[client], np.float32) for name, each in call.own.items()}
+        draws = prepare(call, client, self.clients.size(client), capacity)
         memory = None
         if "x" in call.held:
             held = call.held["x"]
@@ -48,4 +50,4 @@ class Loop:
         program = self._programs.setdefault(
             call.program, jax.jit(lambda *arguments: perform(self.problem, call, *arguments))
         )
-        return program(call.vectors, call.arrays, work, data, memory)
+        return program(call.vectors, call.arrays, own, draws, data, memory)

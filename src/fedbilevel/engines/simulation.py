@@ -79,8 +79,8 @@ class Simulation:
 
     def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
         capacity = self.clients.capacity
-        works = [prepare(call, client, self.clients.size(client), capacity) for client in chunk]
-        work = self._spread(_stack(works))
+        own = {name: jnp.asarray(each.values, jnp.float32)[np.asarray(chunk)] for name, each in call.own.items()}
+        draws = _stack([prepare(call, client, self.clients.size(client), capacity) for client in chunk])
         resident = self._resident(call, chunk)
         if call.program not in self._programs:
             self._programs[call.program] = self._compile(
@@ -88,7 +88,7 @@ class Simulation:
             )
         shared = (call.vectors, call.arrays)
         memory = resident.memory if "x" in call.held else None  # a probe holds nothing, and has no use for it
-        return self._programs[call.program](shared, (work, resident.data, memory))
+        return self._programs[call.program](shared, (*self._spread((own, draws)), resident.data, memory))
 
     def _compile(self, function: Any) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices."""

@@ -1,0 +1,95 @@
+"""Those who watch a run: the progress bar and TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .errors import SettingsError
+from .run import Progress as Step
+
+err = Console(stderr=True)
+
+
+class Bar:
+    """The progress of a run on the standard error, when that is a terminal."""
+
+    def __enter__(self) -> Bar:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("iteration {task.fields[iteration]}"),
+            TextColumn("{task.fields[rounds]} rounds"),
+            BarColumn(),
+            TextColumn("{task.fields[measure]}"),
+            TextColumn("{task.fields[speed]:.1f} rounds/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,  # elsewhere it would only leave an empty line
+        )
+        self._task = self._progress.add_task(
+            "run", total=1.0, iteration=0, rounds=0, measure="starting", speed=0.0
+        )
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: Step) -> None:
+        self._progress.update(
+            self._task,
+            completed=step.share,
+            iteration=step.iteration,
+            rounds=step.rounds,
+            measure=_measure(step.record),
+            speed=step.rounds / max(step.seconds, 1e-9),
+        )
+
+
+class TensorBoard:
+    """Every evaluation as scalars for TensorBoard, against rounds."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise SettingsError(
+                "--log tensorboard needs an extra: pip install 'fedbilevel[tensorboard]'"
+            ) from None
+        self._make, self._folder, self._last = SummaryWriter, folder / "tensorboard", -1
+
+    def __enter__(self) -> TensorBoard:
+        self._writer: Any = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def __call__(self, step: Step) -> None:
+        if step.record["iteration"] == self._last:
+            return
+        if self._writer is None:
+            self._writer = self._make(str(self._folder))
+        self._last = step.record["iteration"]
+        for name, value in step.record.items():
+            if name not in ("iteration", "rounds") and value is not None:
+                self._writer.add_scalar(name, value, step.record["rounds"])
+
+
+def logger(kind: str, folder: Path) -> TensorBoard:
+    if kind != "tensorboard":
+        raise SettingsError(f"--log {kind} is unknown; use tensorboard")
+    return TensorBoard(folder)
+
+
+def _measure(record: dict[str, Any]) -> str:
+    if record["test_accuracy"] is not None:
+        return f"accuracy {record['test_accuracy']:.2%}"
+    return f"upper loss {record['upper_loss']:.4g}"
