@@ -1,5 +1,6 @@
 """What the tests share: small problems that compile quickly, and a cache of compiled programs."""
 
+# ruff: noqa: E402  (the environment is set before JAX is imported)
 from __future__ import annotations
 
 import os

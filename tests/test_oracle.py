@@ -227,7 +227,8 @@ def test_the_mnist_network_has_the_papers_157000_and_2010_parameters() -> None:
 
 def test_the_norm_is_not_squared_and_the_ridge_is() -> None:
     w = {"a": jnp.asarray([3.0, 4.0]), "b": jnp.asarray([[6.0], [8.0]])}
-    assert float(norm(w)) == pytest.approx(5 + 10)
+    assert float(norm(w, 1e-3)) == pytest.approx(5 + 10)
+    assert float(norm({"w": jnp.zeros(3)}, 1e-3)) == pytest.approx(1e-3)
     assert float(ridge(w)) == pytest.approx((25 + 100) / 2)
     for regulariser, by_factor in (("norm", 2.0), ("ridge", 4.0)):
         lower, upper = network(regulariser).lower, network(regulariser).upper

@@ -109,8 +109,8 @@ def reproduce_command(
         chosen = [study.shortened(QUICK if quick else share) for study in chosen]
     for section in reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err):
         out.print(study_table(section.title, section.rows))
-        out.print(section.remarks, highlight=False)
-    out.print(f"report: {folder / 'report.html'}", highlight=False)
+        _say(section.remarks)
+    _say(f"report: {folder / 'report.html'}")
 
 
 @app.command("tune")
@@ -128,7 +128,7 @@ def tune_command(
     folder.mkdir(parents=True, exist_ok=True)
     rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
     out.print(study_table("Grid, best first", rows))
-    out.print(f"best settings: {folder / 'best.toml'}", highlight=False)
+    _say(f"best settings: {folder / 'best.toml'}")
 
 
 @app.command("theory")
@@ -151,7 +151,7 @@ def theory_command(
     out.print(theory_table(constants, chosen.algorithm.N, chosen.algorithm.lam, K=iterations))
     if folder is not None:
         run_theory(folder, quick)
-        out.print(f"figures, theory.md and theory.json: {folder}/", highlight=False)
+        _say(f"figures, theory.md and theory.json: {folder}/")
 
 
 @data_app.command("list")
@@ -170,7 +170,7 @@ def data_fetch(
     """Fetch a data set into the cache and verify it."""
     folder = data_room.fetch(name, force=force)
     where = folder if data_room.DATASETS[name].files else "embedded, nothing to fetch"
-    out.print(f"{name}: {where}", markup=False, highlight=False, soft_wrap=True)
+    _say(f"{name}: {where}")
 
 
 @data_app.command("show")
@@ -192,7 +192,7 @@ def data_show(
             data_room.draw_labels(picture, labels, parts, dataset.classes, dataset=dataset.name, kind=kind)
         except (OSError, ValueError) as error:
             raise SettingsError(f"--picture {picture} cannot be written: {error}") from None
-        out.print(f"picture: {picture}", markup=False, highlight=False, soft_wrap=True)
+        _say(f"picture: {picture}")
 
 
 def main() -> None:
@@ -226,31 +226,33 @@ def _cached(name: str, fetched: bool) -> tuple[str, str, str]:
     return rows, str(dataset.classes), "yes" if fetched else "embedded"
 
 
+def _say(text: str) -> None:
+    """A plain line; the terminal wraps it."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _show(spec: Spec, result: Result) -> None:
     """Plain numbers at the end: what was run, what it took, the ledger, where the files are."""
     summary, accuracy = result.summary, result.summary["accuracy"]
     name = spec.to_mapping()["algorithm"]["name"]
     where = "" if spec.problem.makes_data else f", {spec.data.name} split by {spec.data.partition}"
-    out.print(
-        f"[bold]{name}[/], {spec.data.clients} clients{where}, seed {spec.seed}: "
+    _say(
+        f"{name}, {spec.data.clients} clients{where}, seed {spec.seed}: "
         f"{summary['iterations']:,} outer iterations, {summary['rounds']:,} rounds, "
-        f"{summary['seconds']:.1f} s of training",
-        highlight=False,
+        f"{summary['seconds']:.1f} s of training"
     )
     if accuracy["last"] is not None:
-        out.print(
+        _say(
             f"test accuracy: {accuracy['last']:.2%} at the end, {accuracy['best']:.2%} at best, "
-            f"{accuracy['mean_last_100']:.2%} in the mean of the last 100 evaluations",
-            highlight=False,
+            f"{accuracy['mean_last_100']:.2%} in the mean of the last 100 evaluations"
         )
-        out.print(text_curve(result.history), markup=False, highlight=False)
+        _say(text_curve(result.history))
         out.print(outcome_table(summary))
         _beside_the_paper(spec, summary)
     out.print(ledger_table(summary))
     if summary["iterations"]:
-        out.print(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}", highlight=False)
-    files = f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/"
-    out.print(files, markup=False, highlight=False, soft_wrap=True)
+        _say(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}")
+    _say(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/")
 
 
 def _beside_the_paper(spec: Spec, summary: dict[str, Any]) -> None:
@@ -258,4 +260,4 @@ def _beside_the_paper(spec: Spec, summary: dict[str, Any]) -> None:
     paper = PAPER_ROUNDS.get((spec.data.partition, steps)) if isinstance(steps, int) else None
     if spec.data.name == "mnist" and spec.data.clients == 100 and paper is not None:
         ours = summary["rounds_to"]["0.90"]
-        out.print(f"rounds to 90 %: ours {ours or 'not reached'}, the paper's {paper}", highlight=False)
+        _say(f"rounds to 90 %: ours {ours or 'not reached'}, the paper's {paper}")
