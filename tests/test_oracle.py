@@ -240,8 +240,13 @@ def test_the_norm_is_not_squared_and_the_ridge_is() -> None:
         assert float(upper(body, head, batch)) == 0.0
 
 
-def test_the_norm_has_a_finite_derivative_at_zero() -> None:
-    assert np.all(np.isfinite(jax.grad(norm)(jnp.zeros(3))))
+def test_smoothing_bounds_the_curvature_of_the_norm_at_zero() -> None:
+    """The bias goes to zero in training; a Hessian product with λ = 0.01 must not grow there."""
+    zero, smoothing, decay, lam = jnp.zeros(3), 1e-3, 0.05, 0.01
+    assert np.all(np.isfinite(jax.grad(norm)(zero, smoothing)))
+    curvature = np.linalg.eigvalsh(jax.hessian(norm)(zero, smoothing)).max()
+    assert curvature == pytest.approx(1 / smoothing, rel=1e-5)
+    assert 0 <= 1 - lam * decay * curvature < 1
 
 
 def test_the_mean_of_a_batch_is_weighted_and_zero_without_rows() -> None:
