@@ -60,7 +60,7 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "name", ["figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table1", "table2"]
+    "name", ["figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "figure7", "table1", "table2"]
 )
 def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name):
     study = load_study(name)

@@ -7,6 +7,7 @@ settings and 1 for what went wrong later.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and s
 app.add_typer(data_app, name="data")
 out = Console()
 
+JOBS = min(2, os.cpu_count() or 1)  # two at a time fill the cores where one waits for its sequential parts
 PAPER_ROUNDS = {("shards", 1): 520, ("shards", 5): 305, ("iid", 1): 530, ("iid", 5): 195}  # table 2, FBO-AggITD
 
 SpecFile = Annotated[
@@ -98,7 +100,7 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every run.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="A short version; what it writes says so.")] = False,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Run this share of the rounds.")] = 1.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each on its share of the cores.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
     runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
         "runs/studies"
     ),
@@ -122,7 +124,7 @@ def tune_command(
     sets: Sets = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs, table and best.toml go.")] = Path("runs/tune"),
     seeds: Annotated[int, typer.Option(min=1)] = 1,
-    jobs: Annotated[int, typer.Option(min=1)] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
 ) -> None:
     """Run a grid of settings and write the best as a spec."""
     folder.mkdir(parents=True, exist_ok=True)

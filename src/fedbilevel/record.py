@@ -126,6 +126,9 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         return dict(json.loads(self.file("summary.json").read_text()))
 
+    def environment(self) -> dict[str, Any]:
+        return dict(json.loads(self.file("environment.json").read_text()))
+
     def save(self, spec: Spec, checkpoint: Checkpoint) -> None:
         header = {
             "spec": spec.digest,

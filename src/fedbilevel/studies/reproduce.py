@@ -39,7 +39,9 @@ def _specs(study: Study, run: StudyRun, seeds: int) -> list[Spec]:
 def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
     rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
     text = markdown_table(rows)
-    head = f"# {study.title}\n\n{_remarks(study, seeds)}\n\n"
+    command = f"fedbilevel reproduce {study.name} --seeds {seeds}" + _options(study)
+    revision = runs.of(_specs(study, study.runs[-1], 1)[0]).environment()["revision"]
+    head = f"# {study.title}\n\n{_remarks(study, seeds)}\n\n`{command}`, revision {revision}.\n\n"
     (out / f"{study.name}.md").write_text(head + text + "\n")
     (out / f"{study.name}.json").write_text(json.dumps(rows, indent=2) + "\n")
     (out / f"{study.name}.csv").write_text(_csv(rows))
@@ -60,7 +62,7 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
         _remarks(study, seeds),
         rows,
         picture,
-        f"fedbilevel reproduce {study.name} --seeds {seeds}",
+        command,
         f"{study.runs[-1].label}, seed 0",
         ledger,
     )
@@ -123,6 +125,10 @@ def _remarks(study: Study, seeds: int) -> str:
     if study.share < 1:
         runs += f" SHORT: {study.share:.0%} of the paper's rounds; not to be compared with its final values."
     return f"{study.note} {runs}".strip()
+
+
+def _options(study: Study) -> str:
+    return "" if study.share >= 1 else f" --share {study.share:g}"
 
 
 def _short(study: Study) -> str:

@@ -6,7 +6,6 @@ folder named by its digest; a longer one serves whoever needs its first part.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -71,7 +70,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
             while todo or running:
                 while todo and len(running) < jobs:
                     spec = todo.pop(0)
-                    running[spec.digest] = spec, _start(spec, runs, len(running), jobs)
+                    running[spec.digest] = spec, _start(spec, runs)
                 time.sleep(0.5)
                 for digest, (spec, process) in list(running.items()):
                     if process.poll() is None:
@@ -101,7 +100,7 @@ def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
     return list(longest.values())
 
 
-def _start(spec: Spec, runs: Runs, slot: int, jobs: int) -> subprocess.Popen[str]:
+def _start(spec: Spec, runs: Runs) -> subprocess.Popen[str]:
     file = runs.folder / f"{spec.digest}.toml"
     file.write_text(spec.to_toml())
     code = "from fedbilevel.cli import main; main()"
@@ -116,12 +115,7 @@ def _start(spec: Spec, runs: Runs, slot: int, jobs: int) -> subprocess.Popen[str
         "--resume",
         "--quiet",
     ]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    own = set(cores[slot::jobs]) if jobs > 1 and len(cores) >= jobs else set(cores)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if own and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(process.pid, own)
-    return process
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
