@@ -241,6 +241,44 @@ def test_a_client_that_was_absent_gets_what_is_held_when_next_asked() -> None:
     assert fed.ledger.bytes_down - before == 12 * 10
 
 
+def test_a_client_that_did_not_answer_well_gets_what_is_held_again() -> None:
+    engine = with_one_wrong(Replies((2,), nan))
+    fed = Federation(engine)
+    fed.hold(x=jnp.ones(P))
+    for _ in range(2):
+        fed.round(both)
+    assert engine.calls[0].held["x"].missing == (0, 1, 2, 3, 4)
+    assert engine.calls[1].held["x"].missing == (2,)
+
+
+def test_what_is_released_is_held_no_more() -> None:
+    engine = FakeEngine()
+    fed = Federation(engine)
+    fed.hold(x=jnp.ones(P), y=jnp.ones(Q))
+    fed.release("y")
+    fed.round(both)
+    assert list(engine.calls[0].held) == ["x"]
+
+
+def test_an_exchange_mixes_rows_and_bills_every_link() -> None:
+    fed = Federation(FakeEngine(3))
+    line = np.asarray([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])  # 0 - 1 - 2: four links
+    rows = jnp.arange(6.0).reshape(3, 2)
+    mixed = fed.exchange("mix", line, rows=rows)["rows"]
+    np.testing.assert_allclose(mixed, line @ np.asarray(rows))
+    account = fed.ledger.steps["mix"]
+    assert (account.rounds, account.bytes_up, account.bytes_down) == (1, 4 * 8, 4 * 8)
+
+
+def test_each_keeps_the_replies_apart_is_no_round_and_names_who_fails() -> None:
+    fed = Federation(FakeEngine())
+    apart = fed.each(both)
+    np.testing.assert_allclose(apart.u[:, 0], np.arange(5.0))
+    assert (fed.ledger.rounds, fed.ledger.bytes_up) == (0, 0)
+    with pytest.raises(TooFewReplies, match="client 2: u is not finite"):
+        Federation(with_one_wrong(Replies((2,), nan))).each(both)
+
+
 def test_versions_of_what_is_held_never_repeat_among_federations() -> None:
     engine = FakeEngine()
     for _ in range(2):
@@ -306,7 +344,7 @@ def test_the_ledger_goes_to_json_and_back() -> None:
     text = json.dumps(fed.ledger.to_mapping())
     again = Ledger.from_mapping(json.loads(text))
     assert again == fed.ledger and again.rejected["client 2: both: u is not finite"] == 3
-    assert (again.rounds, again.bytes_up, again.bytes_down) == (2, 2 * 5 * 20, 5 * 12)
+    assert (again.rounds, again.bytes_up, again.bytes_down) == (2, 2 * 5 * 20, (5 + 1) * 12)
     assert again.seconds == fed.ledger.seconds
     goes_on = Federation(FakeEngine(), ledger=again)
     goes_on.round(both)

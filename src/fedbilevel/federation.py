@@ -157,8 +157,6 @@ class Federation:
         }
         call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, held, arguments)
         account = self.ledger.steps.setdefault(step.name, Account())
-        for shelf in self._shelves.values():
-            shelf.holders.update(self.clients)
         return self._exchange(call, account)
 
     def each(self, step: Step[Any, R], **arguments: Any) -> R:
@@ -217,6 +215,8 @@ class Federation:
         account.bytes_down += sum(len(h.missing) * _nbytes(h.value) for h in call.held.values())
         account.seconds += time.perf_counter() - start
         account.rejected += len(reasons)
+        for name in call.held:  # who did not answer well is not counted on to have it
+            self._shelves[name].holders.update(c for c in call.clients if c not in reasons)
         self.ledger.rejected.update(f"client {c}: {call.step.name}: {why}" for c, why in reasons.items())
         if mean.count < self._min_replies:
             raise TooFewReplies(_complaint(call, mean.count, self._min_replies, reasons))
