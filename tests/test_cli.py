@@ -376,3 +376,17 @@ def test_no_arguments_show_the_help_with_every_command(command: Command) -> None
     outcome = command()
     shown = outcome.out + outcome.err
     assert all(name in shown for name in ("run", "data", "check"))
+
+
+def test_theory_prints_the_constants_of_a_quadratic_and_refuses_another_problem(command: Command) -> None:
+    outcome = command("theory", "--set", "data.clients=4", "--set", "algorithm.lam=0.1")
+    assert outcome.code == 0, outcome.err
+    assert "σ_h²" in outcome.out and "c_3" in outcome.out
+    assert command("theory", "demo").code == 2
+
+
+def test_reproduce_and_tune_name_what_is_wrong(command: Command, tmp_path: Path) -> None:
+    unknown = command("reproduce", "table9", "--out", str(tmp_path / "out"))
+    assert unknown.code == 2 and "table9" in unknown.err and not (tmp_path / "out").exists()
+    grid = command("tune", "--grid", "algorithm.N", "--out", str(tmp_path / "tune"))
+    assert grid.code == 2 and "--grid algorithm.N is wrong" in grid.err

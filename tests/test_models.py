@@ -1,0 +1,70 @@
+"""Models: sizes of the paper's networks, and convolutions against JAX's own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from fedbilevel import SettingsError
+from fedbilevel.models import Convolution, cnn, mlp
+from fedbilevel.problems import representation_problem
+
+
+def size(tree: object) -> int:
+    return int(ravel_pytree(tree)[0].size)
+
+
+@pytest.mark.parametrize(
+    ("shape", "head_layers", "body", "head"),
+    [
+        ((28, 28, 1), 2, 156 + 2_416 + 48_120, 10_164 + 850),
+        ((28, 28, 1), 1, 156 + 2_416 + 48_120 + 10_164, 850),
+        ((32, 32, 3), 2, 456 + 2_416 + 48_120, 10_164 + 850),
+    ],
+)
+def test_lenet_has_the_layers_of_the_experiments(shape, head_layers, body, head):
+    model = cnn(shape, 10, head_layers=head_layers, key=jax.random.key(0))
+    assert (size(model.body), size(model.head)) == (body, head)
+    rows = jnp.ones((3, int(np.prod(shape))))
+    assert model.head(model.body(rows)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(("channels", "padding"), [((1, 6), 2), ((3, 6), 0)])
+def test_a_convolution_by_patches_is_the_convolution_of_jax(channels, padding):
+    layer = Convolution(channels, 5, padding, key=jax.random.key(1))
+    images = jax.random.normal(jax.random.key(2), (4, 28, 28, channels[0]))
+    kernel = layer.kernel.reshape(5, 5, *channels)
+    plain = jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    pooled = jax.lax.reduce_window(
+        jax.nn.relu(plain + layer.bias), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+    )
+    np.testing.assert_allclose(layer(images), pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored():
+    """The pullback of the CNN keeps no patches; that of the MLP keeps its forward pass."""
+    from fedbilevel.data import ClientData, ClientSize, Part
+    from fedbilevel.engines.base import pad
+    from fedbilevel.oracle import remember
+
+    part = Part(np.ones((4, 784), np.float32), np.zeros(4, np.int32))
+    data = pad(ClientData(part, part), ClientSize(4, 4))
+
+    def stored(model: object) -> int:
+        problem = representation_problem(model, 0.05, "norm")
+        memory = jax.eval_shape(lambda x: remember(problem, x, data).upper.pullback, problem.flat_x.vector)
+        return sum(leaf.size for leaf in jax.tree.leaves(memory))
+
+    key = jax.random.key(0)
+    assert stored(cnn((28, 28, 1), 10, head_layers=2, key=key)) < 2 * (4 * 784 + 50_692)
+    assert 4 * 784 <= stored(mlp(784, 200, 10, key=key)) < 2 * 4 * (784 + 2 * 200)
+
+
+def test_images_of_another_size_are_refused_with_a_remedy():
+    with pytest.raises(SettingsError, match="8 x 8; use the mlp"):
+        cnn((8, 8, 1), 10, head_layers=1, key=jax.random.key(0))
