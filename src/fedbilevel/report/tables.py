@@ -60,6 +60,7 @@ HEADINGS = {
     "bytes_up": "bytes up",
     "bytes_down": "bytes down",
 }
+FILES_ONLY = ("last", "best", "minutes")
 SHARES = ("final", "last", "best", "swing", "paper_final")
 
 
@@ -77,8 +78,8 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def study_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows of a study for the terminal."""
-    header, lines = cells(rows)
+    """Rows of a study for the terminal, without the columns that only the files need."""
+    header, lines = cells([{k: v for k, v in row.items() if k not in FILES_ONLY} for row in rows])
     table = Table(*header, title=title, title_justify="left")
     for line in lines:
         table.add_row(*line)

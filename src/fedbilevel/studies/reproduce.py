@@ -97,7 +97,7 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
         row["paper_rounds_to_90"], row["paper_final"] = run.paper["rounds_to_90"], run.paper["final"]
         row["remark"] = _remark(row)
     elif run.paper:
-        row["paper"] = "; ".join(f"{v:.0%} at {x:g}" for x, v in run.paper["readings"])
+        row["paper"] = "; ".join(f"{v:.1%} at {x:g}" for x, v in run.paper["readings"])
     return row
 
 
