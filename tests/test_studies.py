@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,17 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still(reprod
     assert runs.history(longer)[-1]["rounds"] == 60
 
 
-def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
-    spec = load_spec("demo", {**SMALL, "algorithm.alpha": 1e30, "algorithm.upper_steps": 3})
-    with pytest.raises(Exception, match="not finite"):
-        run_all([spec], Runs(tmp_path), jobs=1, console=QUIET)
+def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp_path):
+    """Its summary has the reason, it is not run again, and the other runs are not held up by it."""
+    study = small_study()
+    wild = replace(study.runs[0], overrides={**study.runs[0].overrides, "algorithm.lam": 1e38})
+    runs = Runs(tmp_path / "runs")
+    sections = reproduce(
+        [replace(study, runs=(wild, study.runs[1]))], seeds=1, out=tmp_path, runs=runs, jobs=2, console=QUIET
+    )
+    assert "not finite" in runs.failure(wild.spec(0)) and runs.share(wild.spec(0)) == 1.0
+    assert sections[0].rows[0]["remark"].startswith("diverged after")
+    assert "remark" not in sections[0].rows[1]
 
 
 def test_table_1_is_what_the_ledger_measured(tmp_path):

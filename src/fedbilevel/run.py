@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import rng
+from .errors import StepError, TooFewReplies
 from .federation import Federation, Ledger
 from .probes import losses
 from .problem import Task
@@ -94,31 +95,39 @@ def run(
         if records and records[-1]["iteration"] % spec.evaluate.every and not budget.spent(iteration, records[-1]):
             records.pop()  # the last word of a smaller budget, off the schedule: an uninterrupted run has it not
             folder.write_history(records)
+
+        def finish(**more: Any) -> dict[str, Any]:
+            figures = {
+                "seconds": ledger.seconds,
+                "compilations": compilations[0],
+                "peak_memory_mb": _peak_memory(),
+            }
+            summary = summarise(records, ledger.to_mapping(), **figures, spec=spec.digest, **more)
+            folder.write_json("summary.json", summary)
+            draw_curve(records, folder.file("curve.png"), _title(spec))
+            return summary
+
         record = records[-1] if records else evaluate()
-        while not budget.spent(iteration, record):
-            state = spec.algorithm.step(fed, state)
-            iteration += 1
-            last = budget.spent(iteration, record)
-            if iteration % spec.evaluate.every == 0 or last:
-                record = evaluate()
+        try:
+            while not budget.spent(iteration, record):
+                state = spec.algorithm.step(fed, state)
+                iteration += 1
                 last = budget.spent(iteration, record)
-            if iteration % spec.evaluate.checkpoint_every == 0 or last:
-                folder.save(spec, _checkpoint(state, iteration, ledger))
-            progress = Progress(iteration, ledger.rounds, ledger.seconds, budget.share(iteration, record), record)
-            for observer in observers:
-                observer(progress)
-    summary = summarise(
-        records,
-        ledger.to_mapping(),
-        seconds=ledger.seconds,
-        compilations=compilations[0],
-        peak_memory_mb=_peak_memory(),
-        spec=spec.digest,
-    )
-    folder.write_json("summary.json", summary)
-    draw_curve(records, folder.file("curve.png"), _title(spec))
+                if iteration % spec.evaluate.every == 0 or last:
+                    record = evaluate()
+                    last = budget.spent(iteration, record)
+                if iteration % spec.evaluate.checkpoint_every == 0 or last:
+                    folder.save(spec, _checkpoint(state, iteration, ledger))
+                progress = Progress(
+                    iteration, ledger.rounds, ledger.seconds, budget.share(iteration, record), record
+                )
+                for observer in observers:
+                    observer(progress)
+        except (StepError, TooFewReplies) as error:
+            finish(failure=str(error))  # what was reached is kept, with the reason why it ended
+            raise
     problem = task.problem
-    return Result(folder.path, summary, records, problem.flat_x.restore(state.x), problem.flat_y.restore(state.y))
+    return Result(folder.path, finish(), records, problem.flat_x.restore(state.x), problem.flat_y.restore(state.y))
 
 
 class _Budget:

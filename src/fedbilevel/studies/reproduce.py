@@ -93,17 +93,21 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
         "swing": _mean(summaries, "std_last_100"),
         "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
     }
+    diverged = [runs.history(spec)[-1]["rounds"] for spec in specs if runs.failure(spec) is not None]
+    if diverged:
+        row["remark"] = f"diverged after {', '.join(map(str, diverged))} rounds"
+    elif "final" in run.paper:
+        row["remark"] = _remark(row["final"], run.paper["final"])
     if "final" in run.paper:
         row["paper_rounds_to_90"], row["paper_final"] = run.paper["rounds_to_90"], run.paper["final"]
-        row["remark"] = _remark(row)
     elif run.paper:
         row["paper"] = "; ".join(f"{v:.1%} at {x:g}" for x, v in run.paper["readings"])
     return row
 
 
-def _remark(row: dict[str, Any]) -> str:
+def _remark(ours: float, theirs: float) -> str:
     """Says so where ours and the paper's final accuracy are more than a point apart."""
-    apart = 100 * (row["final"] - row["paper_final"])
+    apart = 100 * (ours - theirs)
     return f"{apart:+.1f} points from the paper" if abs(apart) > 1 else "within a point"
 
 

@@ -42,8 +42,17 @@ class Runs:
         shares = [min(1.0, used / limit) for used, limit in parts if limit]
         cost = last["rounds"] / max(last["iteration"], 1)
         enough = stop.rounds is not None and last["rounds"] + cost > stop.rounds
-        finished = self.of(spec).file("summary.json").exists() and (enough or 1.0 in shares)
+        ended = self.of(spec).file("summary.json").exists()
+        finished = ended and (enough or 1.0 in shares or self.failure(spec) is not None)
         return 1.0 if finished else min(max(shares, default=0.0), 0.999)
+
+    def failure(self, spec: Spec) -> str | None:
+        """Why a run ended before its budget did, if it diverged: it would do so again."""
+        folder = self.of(spec)
+        if not folder.file("summary.json").exists():
+            return None
+        reason = folder.summary().get("failure")
+        return None if reason is None else str(reason)
 
     def history(self, spec: Spec) -> list[dict[str, Any]]:
         """The history of a finished spec, cut to its budget: the folder may hold a longer run."""
@@ -77,7 +86,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
                         continue
                     del running[digest]
                     _, complaint = process.communicate()
-                    if process.returncode:
+                    if process.returncode and runs.failure(spec) is None:
                         failed.append(f"{runs.of(spec).path}: {complaint.strip()[-300:]}")
                 done = sum(map(runs.share, waiting))
                 left = (time.monotonic() - start) / max(done - before, 1e-6) * (len(waiting) - done)
