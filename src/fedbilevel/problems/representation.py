@@ -26,8 +26,8 @@ def norm(y: PyTree, smoothing: float) -> Array:
     """Σ sqrt(||w||² + s²) over the arrays of y: the norm, not squared, that the baseline's released code adds.
 
     The norm itself has an unbounded second derivative at zero, and the pull of constant size drives the bias
-    there: Hessian products then explode (‖p‖ times 24 a round was seen in FedNest's loop). The scripts are
-    saved from it by the noise of their dropout. The smoothing s bounds the curvature by 1/s instead.
+    there: Hessian products then explode (||p|| times 24 a round was seen in FedNest's loop). The smoothing s
+    bounds the curvature by 1/s.
     """
     return sum((jnp.sqrt(jnp.sum(w**2) + smoothing**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
 
