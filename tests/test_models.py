@@ -33,17 +33,30 @@ def test_lenet_has_the_layers_of_the_experiments(shape, head_layers, body, head)
 
 
 @pytest.mark.parametrize(("channels", "padding"), [((1, 6), 2), ((3, 6), 0)])
-def test_a_convolution_by_patches_is_the_convolution_of_jax(channels, padding):
+def test_a_convolution_by_patches_is_the_convolution_of_jax_with_its_derivatives(channels, padding):
     layer = Convolution(channels, 5, padding, key=jax.random.key(1))
     images = jax.random.normal(jax.random.key(2), (4, 28, 28, channels[0]))
-    kernel = layer.kernel.reshape(5, 5, *channels)
-    plain = jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+
+    def plain(layer, images):
+        kernel = layer.kernel.reshape(5, 5, *channels)
+        pads = [(padding, padding)] * 2
+        out = jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        out = jax.nn.relu(out + layer.bias)
+        return jax.lax.reduce_window(out, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    def ours(layer, images):
+        return layer(images.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
+
+    np.testing.assert_allclose(ours(layer, images), plain(layer, images), rtol=1e-4, atol=1e-5)
+    towards = jax.random.normal(jax.random.key(3), plain(layer, images).shape)
+    got, expected = (
+        jax.grad(lambda layer, images, f=f: jnp.vdot(f(layer, images), towards), (0, 1))(layer, images)
+        for f in (ours, plain)
     )
-    pooled = jax.lax.reduce_window(
-        jax.nn.relu(plain + layer.bias), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
-    )
-    np.testing.assert_allclose(layer(images), pooled, rtol=1e-4, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored():

@@ -31,7 +31,7 @@ def line(iteration: int, accuracy: float | None = None) -> dict[str, Any]:
 
 @pytest.fixture
 def spec() -> Spec:
-    return load_spec("demo", {"problem.name": "quadratic"})
+    return load_spec("paper", {"problem.name": "quadratic"})
 
 
 @pytest.fixture
@@ -123,17 +123,17 @@ def test_without_a_checkpoint_a_resumed_run_starts_again(folder: RunFolder, spec
 
 
 def test_only_stop_may_change_on_resuming(folder: RunFolder) -> None:
-    longer = load_spec("demo", {"problem.name": "quadratic", "stop.rounds": None, "stop.iterations": 9})
+    longer = load_spec("paper", {"problem.name": "quadratic", "stop.rounds": None, "stop.iterations": 9})
     assert folder.open(longer, resume=True, overwrite=False) is not None
     before = contents(folder.path)
-    other = load_spec("demo", {"problem.name": "quadratic", "algorithm.N": 2})
+    other = load_spec("paper", {"problem.name": "quadratic", "algorithm.N": 2})
     with pytest.raises(RunFolderError, match=r"algorithm\.N was 1 and is 2.*only stop may change"):
         folder.open(other, resume=True, overwrite=False)
     assert contents(folder.path) == before
 
 
 def test_a_checkpoint_of_another_spec_is_refused(folder: RunFolder, spec: Spec, tmp_path: Path) -> None:
-    other = load_spec("demo", {"problem.name": "quadratic", "seed": 1})
+    other = load_spec("paper", {"problem.name": "quadratic", "seed": 1})
     foreign = RunFolder(tmp_path / "foreign")
     foreign.open(other, resume=False, overwrite=False)
     foreign.save(other, Checkpoint({"x": np.zeros(3, np.float32)}, 2, LEDGER))

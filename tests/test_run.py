@@ -65,7 +65,7 @@ NOISY = {  # random cohorts, a random Q and random rows: whatever a resumed run 
 
 
 def noisy(**more: Any) -> Spec:
-    return load_spec("demo", NOISY | {k.replace("__", "."): v for k, v in more.items()})
+    return load_spec("paper", NOISY | {k.replace("__", "."): v for k, v in more.items()})
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -88,7 +88,7 @@ def same(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(load_spec("demo", DIGITS), tmp_path_factory.mktemp("runs") / "digits")
+    return run(load_spec("paper", DIGITS), tmp_path_factory.mktemp("runs") / "digits")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_a_run_writes_all_its_files_and_nothing_else(digits: Result) -> None:
     assert sorted(p.name for p in digits.folder.iterdir()) == sorted(FILES)
     assert all((digits.folder / name).stat().st_size for name in FILES)
-    assert load_spec(digits.folder / "spec.toml") == load_spec("demo", DIGITS)
+    assert load_spec(digits.folder / "spec.toml") == load_spec("paper", DIGITS)
 
 
 def test_a_line_of_the_history_has_exactly_these_fields(digits: Result) -> None:
@@ -145,14 +145,14 @@ def test_the_summary_has_these_keys(digits: Result) -> None:
 def test_a_run_from_python_is_five_lines(tmp_path: Path) -> None:
     from fedbilevel import load_spec, run
 
-    spec = load_spec("demo", {**NOISY, "stop.iterations": 2})
+    spec = load_spec("paper", {**NOISY, "stop.iterations": 2})
     result = run(spec, tmp_path / "first")
     assert result.summary["rounds"] == 14
     assert result.history[-1]["hypergradient_norm"] > 0
 
 
 def test_the_final_parameters_come_back_as_the_users_pytrees(digits: Result) -> None:
-    problem = load_spec("demo", DIGITS).task().problem
+    problem = load_spec("paper", DIGITS).task().problem
     assert jax.tree.structure(digits.x) == jax.tree.structure(problem.x)
     assert jax.tree.structure(digits.y) == jax.tree.structure(problem.y)
     stored = load_file(digits.folder / "checkpoint.safetensors")
@@ -215,7 +215,7 @@ def test_a_run_stops_at_the_accuracy_given(digits: Result, tmp_path: Path) -> No
     first = int(np.argmax(accuracies))
     assert first > 0, "the run is to learn something, or this test tests nothing"
     stop = {"stop.iterations": None, "stop.accuracy": accuracies[first], "stop.rounds": 100}
-    result = run(load_spec("demo", DIGITS | stop), tmp_path / "run")
+    result = run(load_spec("paper", DIGITS | stop), tmp_path / "run")
     assert result.summary["iterations"] == first
     assert lines(result.folder) == lines(digits.folder)[: first + 1]
 
@@ -248,7 +248,7 @@ def test_an_observer_is_told_every_iteration_and_a_share_that_grows_to_one(tmp_p
 def test_what_only_the_data_or_the_machine_can_tell_is_told_before_the_folder_is_made(
     setting: str, value: Any, message: str, digits: Result, tmp_path: Path
 ) -> None:
-    spec = load_spec("demo", DIGITS | {setting: value})
+    spec = load_spec("paper", DIGITS | {setting: value})
     with pytest.raises(SettingsError, match=message):
         run(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -336,7 +336,7 @@ def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -
 def test_a_run_killed_at_five_random_moments_equals_the_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
-    spec = load_spec("demo", DIGITS | {"stop.iterations": 50, "evaluate.checkpoint_every": 7})
+    spec = load_spec("paper", DIGITS | {"stop.iterations": 50, "evaluate.checkpoint_every": 7})
     whole = run(spec, tmp_path / "whole")
     server = multiprocessing.get_context("forkserver")  # imports once; JAX starts anew in every process
     server.set_forkserver_preload(["fedbilevel.cli", "sklearn.datasets"])

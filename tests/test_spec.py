@@ -25,14 +25,14 @@ CLASSES = [*SECTIONS.values(), *PROBLEMS.values(), *ALGORITHMS.values()]
 STOP = {"stop": {"iterations": 3}}
 
 SPECS = {
-    "demo": lambda: load_spec("demo"),
+    "paper": lambda: load_spec("paper"),
     "defaults": lambda: parse(STOP),
     "lists": lambda: load_spec(
-        "demo", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3), "algorithm.lower_steps": [4, 5, 6]}
+        "paper", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3), "algorithm.lower_steps": [4, 5, 6]}
     ),
-    "quadratic": lambda: load_spec("demo", {"problem.name": "quadratic", "seed": 7}),
+    "quadratic": lambda: load_spec("paper", {"problem.name": "quadratic", "seed": 7}),
     "everything set": lambda: load_spec(
-        "demo",
+        "paper",
         {
             "federation.devices": 1,
             "data.train_share": 0.25,
@@ -73,7 +73,7 @@ def test_every_field_has_a_meaning(cls: type[Any]) -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_field_of_every_section_is_described_set_or_not(name: str) -> None:
-    spec = load_spec("demo", {"problem.name": name})
+    spec = load_spec("paper", {"problem.name": name})
     shown = describe(spec).splitlines()
     for section in ORDER:
         cls = type(getattr(spec, section))
@@ -105,8 +105,8 @@ def test_every_field_of_every_section_is_described_set_or_not(name: str) -> None
     ],
 )
 def test_an_override_as_text_and_as_value_set_the_same_thing(text: str, key: str, value: Any) -> None:
-    spec = load_spec("demo", [text])
-    assert load_spec("demo", {key: value}) == spec
+    spec = load_spec("paper", [text])
+    assert load_spec("paper", {key: value}) == spec
     *section, field = key.split(".")
     found = getattr(getattr(spec, section[0]) if section else spec, field)
     assert found == value
@@ -114,20 +114,20 @@ def test_an_override_as_text_and_as_value_set_the_same_thing(text: str, key: str
 
 
 def test_a_list_is_given_as_text_or_as_a_sequence() -> None:
-    spec = load_spec("demo", ["data.clients=3", "algorithm.upper_steps=[1, 2, 3]"])
-    assert spec.algorithm == dataclasses.replace(load_spec("demo").algorithm, upper_steps=(1, 2, 3))
-    assert load_spec("demo", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3)}) == spec
+    spec = load_spec("paper", ["data.clients=3", "algorithm.upper_steps=[1, 2, 3]"])
+    assert spec.algorithm == dataclasses.replace(load_spec("paper").algorithm, upper_steps=(1, 2, 3))
+    assert load_spec("paper", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3)}) == spec
 
 
 def test_none_takes_a_setting_out() -> None:
-    spec = load_spec("demo", ["stop.rounds=none", "stop.iterations=2", "algorithm.upper_steps=None"])
+    spec = load_spec("paper", ["stop.rounds=none", "stop.iterations=2", "algorithm.upper_steps=None"])
     assert (spec.stop.rounds, spec.stop.iterations) == (None, 2)
-    assert spec.algorithm == dataclasses.replace(load_spec("demo").algorithm, upper_steps=1)
-    assert load_spec("demo", {"stop.rounds": None, "stop.iterations": 2}).stop == spec.stop
+    assert spec.algorithm == dataclasses.replace(load_spec("paper").algorithm, upper_steps=1)
+    assert load_spec("paper", {"stop.rounds": None, "stop.iterations": 2}).stop == spec.stop
 
 
 def test_another_name_drops_the_keys_of_the_old_one_whatever_the_order() -> None:
-    spec = load_spec("demo", ["problem.size_x=4", "problem.name=quadratic"])
+    spec = load_spec("paper", ["problem.size_x=4", "problem.name=quadratic"])
     assert spec.problem == Quadratic(size_x=4)
     assert spec.data.name == GENERATED
 
@@ -135,14 +135,14 @@ def test_another_name_drops_the_keys_of_the_old_one_whatever_the_order() -> None
 def test_another_algorithm_drops_the_keys_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     other = type("Other", (AggITD,), {"__doc__": "Another."})
     monkeypatch.setitem(ALGORITHMS, "other", other)
-    assert load_spec("demo").algorithm.upper_steps == 5
-    spec = load_spec("demo", ["algorithm.name=other", "algorithm.N=3"])
+    assert load_spec("paper").algorithm.upper_steps == 5
+    spec = load_spec("paper", ["algorithm.name=other", "algorithm.N=3"])
     assert type(spec.algorithm) is other
     assert (spec.algorithm.N, spec.algorithm.upper_steps) == (3, 1)
 
 
 def test_the_same_name_again_drops_nothing() -> None:
-    assert load_spec("demo", ["algorithm.name=fbo-aggitd", "data.name=mnist"]) == load_spec("demo")
+    assert load_spec("paper", ["algorithm.name=fbo-aggitd", "data.name=mnist"]) == load_spec("paper")
 
 
 # The digest -------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def literals(hint: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_digest_changes_with_every_other_setting(name: str) -> None:
-    raw = load_spec("demo", {"problem.name": name}).to_mapping()
+    raw = load_spec("paper", {"problem.name": name}).to_mapping()
     digests = {(): parse(raw).digest, ("seed",): parse(raw | {"seed": 1}).digest}
     for section in ORDER:
         if section == "stop" or (section == "data" and name == "quadratic"):
@@ -188,12 +188,26 @@ def test_the_digest_changes_with_every_other_setting(name: str) -> None:
     assert len(set(digests.values())) == len(digests)
 
 
-# The demo is the paper's set-up -----------------------------------------------------------------------
+# The presets ------------------------------------------------------------------------------------------
 
 
-def test_the_demo_has_the_settings_of_the_paper() -> None:
-    spec = load_spec("demo")
-    assert load_spec() == spec
+def test_the_demo_is_the_papers_set_up_with_tuned_steps() -> None:
+    demo, paper = load_spec("demo"), load_spec("paper")
+    assert load_spec() == demo
+    assert (demo.problem, demo.data, demo.federation) == (paper.problem, paper.data, paper.federation)
+    one, other = demo.to_mapping()["algorithm"], paper.to_mapping()["algorithm"]
+    assert one["name"] == other["name"] == "fbo-aggitd"
+    assert {key for key in one if one[key] != other[key]} <= {
+        "alpha",
+        "beta",
+        "lam",
+        "estimator",
+        "batch_zeta_local",
+    }
+
+
+def test_the_preset_of_the_paper_has_its_settings() -> None:
+    spec = load_spec("paper")
     values = spec.to_mapping()
     problem = values["problem"]
     assert (problem["name"], problem["hidden"]) == ("hyper-representation", 200)
@@ -211,7 +225,7 @@ def test_the_demo_has_the_settings_of_the_paper() -> None:
     assert (DATASETS["mnist"].mean, DATASETS["mnist"].std) == ((0.1307,), (0.3081,))
 
 
-def test_the_demos_network_has_the_papers_numbers_of_parameters() -> None:
+def test_the_papers_network_has_the_papers_numbers_of_parameters() -> None:
     problem = representation_problem(mlp(784, 200, 10, key=jax.random.key(0)), 0.05, "norm")
     assert (problem.size_x, problem.size_y) == (157_000, 2_010)
 
@@ -239,18 +253,18 @@ def test_the_demos_network_has_the_papers_numbers_of_parameters() -> None:
 )
 def test_a_wrong_spec_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        load_spec("demo", overrides)
+        load_spec("paper", overrides)
 
 
 def test_an_unknown_name_is_its_own_kind_of_error() -> None:
     with pytest.raises(UnknownName):
-        load_spec("demo", ["problem.name=nobody"])
+        load_spec("paper", ["problem.name=nobody"])
 
 
 def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(describe(load_spec("demo", ["seed=5"])))
-    assert load_spec(path) == load_spec(str(path)) == load_spec("demo", ["seed=5"])
+    path.write_text(describe(load_spec("paper", ["seed=5"])))
+    assert load_spec(path) == load_spec(str(path)) == load_spec("paper", ["seed=5"])
 
 
 FIELDS = sorted({f.name for cls in CLASSES for f in dataclasses.fields(cls)} | {"name"})
@@ -279,7 +293,7 @@ wild = st.dictionaries(
 @st.composite
 def nearly_right(draw: st.DrawFn) -> dict[str, Any]:
     """The demo's spec with up to three values replaced: close enough to get past the first check."""
-    raw = load_spec("demo").to_mapping()
+    raw = load_spec("paper").to_mapping()
     for _ in range(draw(st.integers(0, 3))):
         section = draw(st.sampled_from(ORDER))
         raw[section][draw(st.sampled_from(sorted(raw[section])))] = draw(anything)
@@ -301,7 +315,7 @@ def test_any_mapping_parses_or_is_refused_as_a_settings_error(raw: dict[str, Any
 @given(st.sampled_from(["", *ORDER]), st.one_of(st.sampled_from(FIELDS), st.text(max_size=6)), st.text(max_size=8))
 def test_any_override_is_taken_or_refused_as_a_settings_error(section: str, key: str, value: str) -> None:
     try:
-        spec = load_spec("demo", [f"{section}.{key}={value}"])
+        spec = load_spec("paper", [f"{section}.{key}={value}"])
     except SettingsError as error:
         assert str(error)
         return

@@ -38,6 +38,7 @@ ROOMS = [
     "data",
     "settings",
     "rng",
+    "process",
     "errors",
 ]
 

@@ -134,7 +134,7 @@ def test_finished_runs_are_not_run_again(reproduced):
 
 def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still(reproduced):
     _, runs = reproduced
-    longer = load_spec("demo", {**SMALL, "algorithm.name": "fbo-aggitd", "seed": 0, "stop.rounds": 60})
+    longer = load_spec("paper", {**SMALL, "algorithm.name": "fbo-aggitd", "seed": 0, "stop.rounds": 60})
     shorter = small_study().runs[0].spec(0)
     first = runs.history(shorter)
     assert 0 < runs.share(longer) < 1

@@ -22,10 +22,10 @@ class Mean:
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
         """Add stacked replies; return who was left out because a vector is not finite."""
-        left_out = not_finite(replies)
-        valid = np.asarray([client not in left_out for client in replies.clients])
-        total = _weighted_sum(replies.reply, weights, valid)
+        finite, total = _finite_sum(replies.reply, weights)
+        left_out = _complaints(replies, finite)
         self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
+        valid = np.asarray([client not in left_out for client in replies.clients])
         self.weight += float(weights[valid].sum())
         self.count += int(valid.sum())
         return left_out
@@ -37,10 +37,14 @@ class Mean:
 
 def not_finite(replies: Replies) -> dict[int, str]:
     """Which of stacked replies have a vector that is not finite, and which vector."""
-    finite = {name: np.asarray(ok) for name, ok in _finite(replies.reply._asdict()).items()}
+    return _complaints(replies, _finite(replies.reply._asdict()))
+
+
+def _complaints(replies: Replies, finite: dict[str, Array]) -> dict[int, str]:
+    flags = {name: np.asarray(ok) for name, ok in finite.items()}
     return {
         client: f"{name} is not finite"
-        for name, ok in reversed(finite.items())
+        for name, ok in reversed(flags.items())
         for client, good in zip(replies.clients, ok, strict=True)
         if not good
     }
@@ -59,14 +63,16 @@ def mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
 
 
 @jax.jit
-def _weighted_sum(reply: Any, weights: Array, valid: Array) -> Any:
-    """Σ_i w_i r_i over the valid clients i."""
+def _finite_sum(reply: Any, weights: Array) -> tuple[dict[str, Array], Any]:
+    """Which replies are finite, field by field, and Σ_i w_i r_i over the clients i all of whose fields are."""
+    finite = _finite(reply._asdict())
+    valid = jnp.all(jnp.stack(list(finite.values())), axis=0)
     kept = jnp.where(valid, weights, 0.0)
 
     def total(a: Array) -> Array:
         return jnp.tensordot(kept, jnp.where(jnp.expand_dims(valid, tuple(range(1, a.ndim))), a, 0.0), axes=1)
 
-    return jax.tree.map(total, reply)
+    return finite, jax.tree.map(total, reply)
 
 
 @jax.jit

@@ -21,8 +21,9 @@ from . import data as data_room
 from .algorithms import AggITD
 from .check import check as check_problem
 from .console import Bar, err, logger
-from .errors import DataUnavailable, FedBilevelError, SettingsError
+from .errors import DataUnavailable, FedBilevelError, SettingsError, UnknownName
 from .problems import Quadratic
+from .process import prepare_process
 from .report import ledger_table, outcome_table, study_table, text_curve
 from .run import Observer, Result, run
 from .spec import Spec, describe, load_spec
@@ -156,6 +157,34 @@ def theory_command(
         _say(f"figures, theory.md and theory.json: {folder}/")
 
 
+@app.command("bench")
+def bench_command(
+    cases: Annotated[
+        list[str] | None, typer.Option("--case", metavar="NAME", help="One case; may be given again.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every case: about ten minutes.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Show the names of the cases and end.")] = False,
+    folder: Annotated[Path | None, typer.Option("--out", help="Where bench.json and bench.png go.")] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Time for a case's interleaved repeats.")] = 25.0,
+) -> None:
+    """One outer iteration beside its floor and beside PyTorch, measured in turn in one run."""
+    from fedbilevel_bench import CASES, STANDARD, bench, profile_table, ratio_table
+
+    if names:
+        _say("\n".join(CASES))
+        return
+    chosen = list(CASES) if every else cases or [STANDARD]
+    for name in chosen:
+        if name not in CASES:
+            raise UnknownName("case", name, CASES)
+    rows = bench(chosen, folder, seconds, lambda row: out.print(profile_table(row)))
+    out.print(ratio_table(rows))
+    if rows[0]["torch_loop_s"] is None:
+        _say("the PyTorch rivals were left out: they need the extra fedbilevel[bench], and a cohort of ten")
+    if folder is not None:
+        _say(f"bench.json and bench.png: {folder}/")
+
+
 @data_app.command("list")
 def data_list() -> None:
     """The data sets, and which are in the cache."""
@@ -200,6 +229,7 @@ def data_show(
 def main() -> None:
     """Entry point: one line and an exit code for an error that was foreseen."""
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    prepare_process()
     try:
         app()
     except FedBilevelError as error:

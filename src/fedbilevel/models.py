@@ -1,23 +1,29 @@
 """Models in two halves: the body is the upper variable, the head the lower one.
 
-Convolutions are written as patches times a matrix. With one kernel for each client, as local steps give, that is
-several times faster on a CPU than `lax.conv`; on other devices the compiler sees plain matrix products.
+Convolutions are written as a matrix times patches. With one kernel for each client, as local steps give, that is
+several times faster on a CPU than `lax.conv`; on other devices the compiler sees plain matrix products. Inside the
+convolutional part the rows of the batch are the last axis: shifts, activations and pooling then run along
+contiguous memory, and the products are wide instead of tall, several times faster again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from .errors import SettingsError
 
 ModelName = Literal["mlp", "cnn"]
 Shape = tuple[int, int, int]
+NOBODY = 4  # no place of a square is positive
 
 
 class TwoHalves(NamedTuple):
@@ -48,8 +54,82 @@ class Dense(eqx.Module):
         return rows
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve(kernel: Array, images: Array, side: int) -> Array:
+    """A square convolution of (channels, height, width, rows) without padding.
+
+    The kernel is (side * side * channels in, channels out). The derivative is written out, since the transpose that
+    JAX finds of cutting patches is a sum of padded copies, four times slower than adding into place.
+    """
+    _, height, width, rows = images.shape
+    out = lax.optimization_barrier(kernel.T) @ _patches(images, side)  # a folded transpose would be slow
+    return out.reshape(-1, height - side + 1, width - side + 1, rows)
+
+
+def _forward(kernel: Array, images: Array, side: int) -> tuple[Array, tuple[Array, Array]]:
+    return convolve(kernel, images, side), (kernel, images)
+
+
+def _backward(side: int, stored: tuple[Array, Array], out: Array) -> tuple[Array, Array]:
+    kernel, images = stored
+    flat = out.reshape(out.shape[0], -1)
+    return _patches(images, side) @ flat.T, _paste(kernel @ flat, images, side)
+
+
+convolve.defvjp(_forward, _backward)
+
+
+def _places(images: Array, side: int) -> Iterator[tuple[slice, slice, slice]]:
+    """The parts of images that each entry of a kernel meets."""
+    height, width = images.shape[1] - side + 1, images.shape[2] - side + 1
+    for i, j in itertools.product(range(side), repeat=2):
+        yield slice(None), slice(i, i + height), slice(j, j + width)
+
+
+def _patches(images: Array, side: int) -> Array:
+    """(side * side * channels, height * width * rows)"""
+    shifted = [images[place] for place in _places(images, side)]
+    return jnp.concatenate(shifted).reshape(side * side * images.shape[0], -1)
+
+
+def _paste(patches: Array, like: Array, side: int) -> Array:
+    """The transpose of `_patches`."""
+    out = jnp.zeros_like(like)
+    places = list(_places(like, side))
+    for place, patch in zip(places, patches.reshape(len(places), *like[places[0]].shape), strict=True):
+        out = out.at[place].add(patch)
+    return out
+
+
+@jax.custom_vjp
+def pool(images: Array) -> Array:
+    """The largest of every 2 x 2 pixels of (channels, height, width, rows), or zero if it is negative.
+
+    Its derivative keeps one byte a result, the place that won, where JAX's own would keep several copies of the input.
+    """
+    return _pool(images)[0]
+
+
+def _pool(images: Array) -> tuple[Array, Array]:
+    c, h, w, n = images.shape
+    squares = images.reshape(c, h // 2, 2, w // 2, 2, n)
+    four = [squares[:, :, i, :, j] for i, j in itertools.product(range(2), repeat=2)]
+    best = jnp.maximum(jnp.maximum(four[0], four[1]), jnp.maximum(four[2], four[3]))
+    winner = jnp.select([best <= 0, *(best == one for one in four[:3])], [NOBODY, 0, 1, 2], 3)
+    return jnp.maximum(best, 0.0), winner.astype(jnp.uint8)
+
+
+def _unpool(winner: Array, out: Array) -> tuple[Array]:
+    c, h, w, n = out.shape
+    four = jnp.stack([jnp.where(winner == place, out, 0.0) for place in range(4)])
+    return (four.reshape(2, 2, c, h, w, n).transpose(2, 3, 0, 4, 1, 5).reshape(c, 2 * h, 2 * w, n),)
+
+
+pool.defvjp(_pool, _unpool)
+
+
 class Convolution(eqx.Module):
-    """A square convolution on (rows, height, width, channels), then ReLU and 2 x 2 max pooling."""
+    """A square convolution on (channels, height, width, rows), then 2 x 2 max pooling and ReLU."""
 
     kernel: Array  # (side * side * channels in, channels out)
     bias: Array
@@ -64,13 +144,9 @@ class Convolution(eqx.Module):
         self.side, self.padding = side, padding
 
     def __call__(self, images: Array) -> Array:
-        p, s = self.padding, self.side
-        images = jnp.pad(images, ((0, 0), (p, p), (p, p), (0, 0)))
-        height, width = images.shape[1] - s + 1, images.shape[2] - s + 1
-        shifted = [images[:, i : i + height, j : j + width] for i in range(s) for j in range(s)]
-        out = jax.nn.relu(jnp.concatenate(shifted, axis=-1) @ self.kernel + self.bias)
-        n, h, w, c = out.shape
-        return out.reshape(n, h // 2, 2, w // 2, 2, c).max(axis=(2, 4))
+        p = self.padding
+        out = convolve(self.kernel, jnp.pad(images, ((0, 0), (p, p), (p, p), (0, 0))), self.side)
+        return pool(out + self.bias[:, None, None, None])
 
 
 class LeNetBody(eqx.Module):
@@ -95,10 +171,10 @@ class LeNetBody(eqx.Module):
         self.shape = shape
 
     def __call__(self, rows: Array) -> Array:
-        images = rows.reshape(rows.shape[0], *self.shape)
+        images = rows.reshape(rows.shape[0], *self.shape).transpose(3, 1, 2, 0)
         for convolution in self.convolutions:
             images = convolution(images)
-        return self.dense(images.reshape(rows.shape[0], -1))
+        return self.dense(images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1))
 
 
 def mlp(inputs: int, hidden: int, classes: int, *, key: Array) -> TwoHalves:

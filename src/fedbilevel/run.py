@@ -159,8 +159,9 @@ class _Budget:
 
 
 def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: tuple[int, ...]) -> dict[str, Any]:
-    measured = {name: number(value) for name, value in task.measure(state.x, state.y).items()}
+    under_way = task.measure(state.x, state.y)  # not waited for until the probe is done too
     means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+    measured = {name: number(value) for name, value in under_way.items()}
     ledger = fed.ledger
     return {
         "iteration": iteration,

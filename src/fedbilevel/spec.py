@@ -210,7 +210,9 @@ def _read(source: str | Path | None) -> dict[str, Any]:
         text = packaged.read_text() if packaged.is_file() else Path(name).read_text()
         return tomllib.loads(text)
     except OSError as error:
-        raise SettingsError(f"spec {name} cannot be read: {error.strerror}; give a TOML file or 'demo'") from None
+        raise SettingsError(
+            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo' or 'paper'"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"spec {name} is not TOML: {error}") from None
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
-from ..oracle import Arrays, remember
+from ..oracle import Arrays, Memory, remember
 from ..problem import Over, Problem
 from .base import Call, Replies, pad, perform, prepare
 
@@ -77,18 +78,40 @@ class Simulation:
                 raise StepError(f"{call}: {type(error).__name__}: {error}") from error
             yield Replies(asked, reply if len(asked) == len(chunk) else _first(reply, len(asked)))
 
-    def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
-        capacity = self.clients.capacity
+    def load(self, chunk: tuple[int, ...]) -> Arrays:
+        """The chunk's data, padded and stacked, on the devices."""
+        return self._spread(_stack([pad(self.clients.load(client), self.clients.capacity) for client in chunk]))
+
+    def embed(self, x: Array, data: Arrays) -> Memory | None:
+        """What the chunk's clients compute once from a new x."""
+        return self._remember(x, data)
+
+    def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any]:
+        """The chunk's own values, and the rows of its samples."""
         own = {name: jnp.asarray(each.values, jnp.float32)[np.asarray(chunk)] for name, each in call.own.items()}
-        draws = _stack([prepare(call, client, self.clients.size(client), capacity) for client in chunk])
-        resident = self._resident(call, chunk)
-        if call.program not in self._programs:
-            self._programs[call.program] = self._compile(
-                lambda shared, each: perform(self.problem, call, *shared, *each)
-            )
-        shared = (call.vectors, call.arrays)
-        memory = resident.memory if "x" in call.held else None  # a probe holds nothing, and has no use for it
-        return self._programs[call.program](shared, (*self._spread((own, draws)), resident.data, memory))
+        draws = _stack(
+            [prepare(call, client, self.clients.size(client), self.clients.capacity) for client in chunk]
+        )
+        return self._spread((own, draws))
+
+    def compute(self, call: Call, own: Any, draws: Any, data: Arrays, memory: Memory | None) -> Any:
+        """Run the step's program. Without a memory, it embeds what it needs of the data by itself."""
+        program = (*call.program, memory is None)
+        if program not in self._programs:
+
+            def step(shared: Any, each: Any) -> Any:
+                vectors, arrays = shared
+                own, draws, data, memory = each
+                if memory is None and "x" in vectors:
+                    memory = remember(self.problem, vectors["x"], data)
+                return perform(self.problem, call, vectors, arrays, own, draws, data, memory)
+
+            self._programs[program] = self._compile(step)
+        return self._programs[program]((call.vectors, call.arrays), (own, draws, data, memory))
+
+    def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
+        resident = self._resident(call, chunk)  # first, so that it embeds while rows are drawn
+        return self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
 
     def _compile(self, function: Any) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices."""
@@ -118,22 +141,22 @@ class Simulation:
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
         """The chunk's data, and its memory at the held x.
 
-        Kept while the cohort stays the same, for rounds and for probes apart, if all of it fits the limit.
+        Both are kept while the cohort stays the same, for rounds and for probes apart, if all of it fits the limit.
+        If not, the data are loaded for every round and there is no memory: a program that embeds for itself leaves
+        out what its step does not need.
         """
+        if len(call.clients) * self._client_bytes > self._limit:
+            return Resident(self.load(chunk), None, None)
         kind = str(call.address[1])
         if self._kept.get(kind, ((), {}))[0] != call.clients:
             self._kept[kind] = call.clients, {}
         kept = self._kept[kind][1]
-        resident = kept.get(chunk)
-        if resident is None:
-            arrays = [pad(self.clients.load(client), self.clients.capacity) for client in chunk]
-            resident = Resident(self._spread(_stack(arrays)), None, None)
-        if "x" in call.held and resident.version != call.held["x"].version:
-            held = call.held["x"]
-            resident = Resident(resident.data, held.version, self._remember(held.value, resident.data))
-        if len(call.clients) * self._client_bytes <= self._limit:
-            kept[chunk] = resident
-        return resident
+        resident = kept.get(chunk) or Resident(self.load(chunk), None, None)
+        held = call.held.get("x")
+        if held is not None and resident.version != held.version:
+            resident = Resident(resident.data, held.version, self.embed(held.value, resident.data))
+        kept[chunk] = resident
+        return resident if held is not None else Resident(resident.data, None, None)
 
     def _spread(self, tree: PyTree) -> PyTree:
         if self._mesh.size == 1:

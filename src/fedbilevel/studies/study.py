@@ -30,7 +30,7 @@ class StudyRun:
 
     def spec(self, seed: int, share: float = 1.0) -> Spec:
         """The resolved spec for a seed; `share` shortens its budget of rounds."""
-        spec = load_spec("demo", {**self.overrides, "seed": seed})
+        spec = load_spec("paper", {**self.overrides, "seed": seed})
         if share < 1.0 and spec.stop.rounds is not None:
             spec = replace(spec, stop=replace(spec.stop, rounds=max(20, round(spec.stop.rounds * share))))
         return spec

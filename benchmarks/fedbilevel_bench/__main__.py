@@ -1,0 +1,18 @@
+"""python -m fedbilevel_bench CASE SECONDS: measure one case and print its row as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from fedbilevel.process import prepare_process
+
+from .cases import CASES
+from .measure import measure
+from .ours import profile
+
+if __name__ == "__main__":
+    prepare_process()
+    case = CASES[sys.argv[1]]
+    row = measure(case, float(sys.argv[2]))
+    print(json.dumps(row | {"profile": profile(case)}))

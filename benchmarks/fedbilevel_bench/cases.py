@@ -1,0 +1,103 @@
+"""What is measured: one outer iteration of FBO-AggITD, in the paper's set-ups and beyond.
+
+The data are random and of the paper's shapes: time does not depend on them, and nothing has to be fetched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import jax
+import numpy as np
+
+from fedbilevel import AggITD, ClientData, LazyClients
+from fedbilevel.data import ClientSize, Part
+from fedbilevel.models import TwoHalves, cnn, mlp
+from fedbilevel.problem import Problem
+from fedbilevel.problems import representation_problem
+
+HIDDEN, CLASSES, DECAY, SMOOTHING, LAM, BETA, ALPHA = 200, 10, 0.05, 1e-3, 0.01, 0.003, 0.01
+BATCH, EPOCHS = 10, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set-up. `lower` and `upper` are a client's rows, `tau` its upper steps, `N` the lower rounds."""
+
+    name: str
+    model: Literal["mlp", "cnn"] = "mlp"
+    shape: tuple[int, int, int] = (28, 28, 1)
+    lower: int = 300
+    upper: int = 300
+    tau: int = 5
+    N: int = 1
+    cohort: int = 10
+    registered: int = 100
+
+    @property
+    def inputs(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of a client's lower round."""
+        return EPOCHS * -(-self.lower // BATCH)
+
+    @property
+    def network(self) -> TwoHalves:
+        key = jax.random.key(0)
+        if self.model == "mlp":
+            return mlp(self.inputs, HIDDEN, CLASSES, key=key)
+        return cnn(self.shape, CLASSES, head_layers=2, key=key)
+
+    @property
+    def problem(self) -> Problem:
+        over: Literal["vmap", "map"] = "vmap" if self.model == "mlp" else "map"
+        return representation_problem(self.network, DECAY, "norm", SMOOTHING, over)
+
+    @property
+    def algorithm(self) -> AggITD:
+        return AggITD(
+            N=self.N,
+            alpha=ALPHA,
+            beta=BETA,
+            lam=LAM,
+            upper_steps=self.tau,
+            lower_epochs=EPOCHS,
+            batch_zeta_local=BATCH,
+            participation=self.cohort,
+        )
+
+    def clients(self) -> LazyClients:
+        """Random rows. A client's are made when it is asked, from a table that all share."""
+        rng = np.random.default_rng(0)
+        rows = 10 * (self.lower + self.upper)
+        inputs = rng.random((rows, self.inputs), np.float32)
+        labels = rng.integers(0, CLASSES, rows).astype(np.int32)
+
+        def make(client: int) -> ClientData:
+            start = client % 9 * (self.lower + self.upper)
+            cuts = (start, start + self.lower, start + self.lower + self.upper)
+            return ClientData(*(Part(inputs[a:b], labels[a:b]) for a, b in pairwise(cuts)))
+
+        return LazyClients(self.registered, ClientSize(self.lower, self.upper), make)
+
+
+SPLITS = {"iid": (300, 300), "shards": (480, 120)}
+STANDARD = "mnist-mlp-iid-tau5"
+
+_cases = [
+    *(
+        Case(f"mnist-mlp-{split}-tau{tau}" + ("" if N == 1 else f"-N{N}"), lower=low, upper=up, tau=tau, N=N)
+        for split, (low, up) in SPLITS.items()
+        for tau in (1, 5)
+        for N in (1, 10)
+    ),
+    Case("mnist-cnn-iid-tau5", "cnn"),
+    Case("cifar10-cnn-iid-tau5", "cnn", (32, 32, 3), 250, 250),
+    *(Case(f"cohort-{cohort}", cohort=cohort, registered=1000) for cohort in (10, 100, 1000)),
+    *(Case(f"registered-{registered}", cohort=100, registered=registered) for registered in (1000, 1_000_000)),
+]
+CASES = {case.name: case for case in _cases}

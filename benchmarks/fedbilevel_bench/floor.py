@@ -1,0 +1,92 @@
+"""The floor of an outer iteration: the matrix products it cannot avoid, bare, in the same library.
+
+    features of both halves, once                           2 forward passes of the body
+    the two halves of the hypergradient                     2 backward passes
+    tau - 1 more upper steps (the first one is free)        a forward and a backward pass each
+
+for every client of the cohort. A pass of the MLP's body is one product, (rows x inputs)(inputs x hidden). A
+convolution is the product of patches that are given: cutting them out is not counted. What works on the small
+features (lower steps, Hessian products) is not counted either, nor are activations, pooling and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import Array
+
+from .cases import HIDDEN, Case
+
+LARGEST = 100  # clients whose operands are held at once
+
+
+class Product(NamedTuple):
+    """A layer of the body for each row: (places x inner)(inner x outer), and whether its input needs a gradient."""
+
+    places: int
+    inner: int
+    outer: int
+    inner_gradient: bool
+
+
+def layers(case: Case) -> list[Product]:
+    if case.model == "mlp":
+        return [Product(1, case.inputs, HIDDEN, False)]
+    side, channels = case.shape[0], case.shape[2]
+    first = side if side == 28 else side - 4
+    return [
+        Product(first * first, 25 * channels, 6, False),
+        Product(100, 150, 16, True),
+        Product(1, 400, 120, True),
+    ]
+
+
+def flop(case: Case) -> int:
+    """Floating-point operations of the floor."""
+    forward = sum(2 * layer.places * layer.inner * layer.outer for layer in layers(case))
+    inputs = sum(2 * layer.places * layer.inner * layer.outer for layer in layers(case) if layer.inner_gradient)
+    passes = case.lower + case.upper + case.upper * (case.tau - 1)  # rows, each forward and backward
+    return case.cohort * passes * (2 * forward + inputs)
+
+
+def floor(case: Case) -> Callable[[], object]:
+    """The products of one outer iteration: batched over the clients for the MLP, client by client for the CNN.
+
+    Each has the faster of its two orientations: rows x features for the MLP, features x places for the CNN.
+    Operands are shared by all chunks, and for the CNN by all clients.
+    """
+    wide = case.model == "cnn"
+    clients = 1 if wide else min(case.cohort, LARGEST)
+    key = jax.random.key(0)
+
+    def operand(rows: int, features: int) -> Array:
+        return jax.random.normal(key, (features, rows) if wide else (clients, rows, features))
+
+    def operands(rows: int) -> list[tuple[Array, Array]]:
+        return [
+            (operand(rows * layer.places, layer.inner), operand(rows * layer.places, layer.outer))
+            for layer in layers(case)
+        ]
+
+    def forward(a: list[tuple[Array, Array]], ws: list[Array]) -> list[Array]:
+        return [w @ rows if wide else rows @ w for (rows, _), w in zip(a, ws, strict=True)]
+
+    def backward(a: list[tuple[Array, Array]], ws: list[Array]) -> list[Array]:
+        made = [rows @ d.T if wide else rows.mT @ d for rows, d in a]
+        wanted = [(d, w) for (_, d), w, layer in zip(a, ws, layers(case), strict=True) if layer.inner_gradient]
+        return made + [w.T @ d if wide else d @ w.mT for d, w in wanted]
+
+    lower, upper = operands(case.lower), operands(case.upper)
+    own = [operand(layer.inner, layer.outer) for layer in layers(case)]
+    ahead, back = jax.jit(forward), jax.jit(backward)
+
+    def products() -> None:
+        for _ in range(case.cohort // clients):
+            made = [ahead(lower, own), ahead(upper, own), back(upper, own), back(lower, own)]
+            for _ in range(case.tau - 1):
+                made += [ahead(upper, own), back(upper, own)]
+            jax.block_until_ready(made)
+
+    return products

@@ -1,0 +1,101 @@
+"""Our outer iteration, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel import Federation, Part, Sample, Simulation
+from fedbilevel.engines import Call
+from fedbilevel.probes import losses
+from fedbilevel.problem import task_with_test
+
+from .cases import CLASSES, Case
+
+TEST_ROWS = 10_000
+
+
+def ours(case: Case) -> Callable[[], None]:
+    """One outer iteration a call."""
+    return _start(case, Simulation(case.problem, case.clients()))[0]
+
+
+def _start(case: Case, engine: Any) -> tuple[Callable[[], None], Federation]:
+    algorithm, fed = case.algorithm, Federation(engine)
+    state = algorithm.init(engine.problem)
+
+    def iteration() -> None:
+        nonlocal state
+        state = jax.block_until_ready(algorithm.step(fed, state))
+
+    return iteration, fed
+
+
+class Watched:
+    """A simulation whose parts are timed, each waited for: what overlaps in a run is in sequence here."""
+
+    def __init__(self, engine: Simulation) -> None:
+        self.engine, self.problem, self.clients = engine, engine.problem, engine.clients
+        self.seconds: Counter[str] = Counter()
+        engine.embed = self._timed(lambda *_: "embedding", engine.embed)
+        engine.load = self._timed(lambda *_: "loading data", engine.load)
+        engine.draw = self._timed(lambda *_: "drawing rows", engine.draw)
+        engine.compute = self._timed(lambda call, *_: call.step.name, engine.compute)
+
+    def replies(self, call: Call) -> Any:
+        return self.engine.replies(call)
+
+    def _timed(self, name: Callable[..., str], function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            made = jax.block_until_ready(function(*arguments))
+            self.seconds[name(*arguments)] += time.perf_counter() - start
+            return made
+
+        return timed
+
+
+def profile(case: Case, repeats: int = 12) -> dict[str, float]:
+    """Seconds of one outer iteration by part, and of an evaluation beside it.
+
+    `dispatch` is what remains: checks and means of replies, the ledger, Python.
+    """
+    engine = Watched(Simulation(case.problem, case.clients()))
+    iteration, fed = _start(case, engine)
+    for _ in range(4 * (case.N + 1)):
+        iteration()
+    engine.seconds.clear()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        iteration()
+    total = (time.perf_counter() - start) / repeats
+    parts = {name: taken / repeats for name, taken in engine.seconds.items()}
+    parts["dispatch"] = total - sum(parts.values())
+    parts["evaluation (beside)"] = _evaluation(case, fed, repeats)
+    return parts
+
+
+def _evaluation(case: Case, fed: Federation, repeats: int) -> float:
+    """Accuracy on ten thousand test rows and the losses of ten clients, as a run measures after an iteration."""
+    rng = np.random.default_rng(1)
+    inputs = rng.random((TEST_ROWS, case.inputs), np.float32)
+    test = Part(inputs, rng.integers(0, CLASSES, TEST_ROWS).astype(np.int32))
+    problem = fed.engine.problem
+    task = task_with_test(problem, fed.engine.clients, test)
+    x, y = problem.flat_x.vector, problem.flat_y.vector
+
+    def evaluate() -> None:
+        measured = task.measure(x, y)
+        probe = fed.probe(losses, clients=tuple(range(10)), x=x, y=y, xi=Sample("upper"), zeta=Sample("lower"))
+        jax.block_until_ready((measured, probe))
+
+    evaluate()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        evaluate()
+    return (time.perf_counter() - start) / repeats
