@@ -23,7 +23,7 @@ LARGEST = 100  # clients whose operands are held at once
 
 
 class Product(NamedTuple):
-    """A layer of the body for each row: (places x inner)(inner x outer), and whether its input needs a gradient."""
+    """A layer of the body for each row: (places x inner)(inner x outer); its input may need a gradient."""
 
     places: int
     inner: int

@@ -58,8 +58,8 @@ class Dense(eqx.Module):
 def convolve(kernel: Array, images: Array, side: int) -> Array:
     """A square convolution of (channels, height, width, rows) without padding.
 
-    The kernel is (side * side * channels in, channels out). The derivative is written out, since the transpose that
-    JAX finds of cutting patches is a sum of padded copies, four times slower than adding into place.
+    The kernel is (side * side * channels in, channels out). The derivative is written out, since the transpose
+    that JAX finds of cutting patches is a sum of padded copies, four times slower than adding into place.
     """
     _, height, width, rows = images.shape
     out = lax.optimization_barrier(kernel.T) @ _patches(images, side)  # a folded transpose would be slow
@@ -105,7 +105,7 @@ def _paste(patches: Array, like: Array, side: int) -> Array:
 def pool(images: Array) -> Array:
     """The largest of every 2 x 2 pixels of (channels, height, width, rows), or zero if it is negative.
 
-    Its derivative keeps one byte a result, the place that won, where JAX's own would keep several copies of the input.
+    Its derivative keeps one byte a result, the place that won; JAX's own would keep copies of the input.
     """
     return _pool(images)[0]
 

@@ -32,7 +32,7 @@ def keep_memory() -> None:
 
 def cache_programs() -> None:
     """Keep compiled programs in the user's cache folder, unless JAX was told of another one."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache_path("fedbilevel") / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -89,10 +89,9 @@ class Simulation:
     def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any]:
         """The chunk's own values, and the rows of its samples."""
         own = {name: jnp.asarray(each.values, jnp.float32)[np.asarray(chunk)] for name, each in call.own.items()}
-        draws = _stack(
-            [prepare(call, client, self.clients.size(client), self.clients.capacity) for client in chunk]
-        )
-        return self._spread((own, draws))
+        capacity = self.clients.capacity
+        draws = [prepare(call, client, self.clients.size(client), capacity) for client in chunk]
+        return self._spread((own, _stack(draws)))
 
     def compute(self, call: Call, own: Any, draws: Any, data: Arrays, memory: Memory | None) -> Any:
         """Run the step's program. Without a memory, it embeds what it needs of the data by itself."""
@@ -141,7 +140,7 @@ class Simulation:
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
         """The chunk's data, and its memory at the held x.
 
-        Both are kept while the cohort stays the same, for rounds and for probes apart, if all of it fits the limit.
+        Both are kept while the cohort stays the same, for rounds and probes apart, if all of it fits the limit.
         If not, the data are loaded for every round and there is no memory: a program that embeds for itself leaves
         out what its step does not need.
         """
