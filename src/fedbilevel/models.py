@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -24,6 +24,8 @@ from .errors import SettingsError
 ModelName = Literal["mlp", "cnn"]
 Shape = tuple[int, int, int]
 NOBODY = 4  # no place of a square is positive
+BLOCK = 1_300_000  # numbers in the patches that are made at once: they stay in the caches, twice as fast
+LANES = 16  # rows side by side in a vector register
 
 
 class TwoHalves(NamedTuple):
@@ -171,10 +173,25 @@ class LeNetBody(eqx.Module):
         self.shape = shape
 
     def __call__(self, rows: Array) -> Array:
+        patch = self.convolutions[0].kernel.shape[0] * self.shape[0] * self.shape[1]
+        return self.dense(_in_blocks(self._convolve, rows, max(1, BLOCK // patch // LANES) * LANES))
+
+    def _convolve(self, rows: Array) -> Array:
         images = rows.reshape(rows.shape[0], *self.shape).transpose(3, 1, 2, 0)
         for convolution in self.convolutions:
             images = convolution(images)
-        return self.dense(images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1))
+        return images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1)
+
+
+def _in_blocks(function: Callable[[Array], Array], rows: Array, most: int) -> Array:
+    """function(rows), a block of rows after the other, each a multiple of LANES with rows of zeros to fill up."""
+    count = -(-rows.shape[0] // most)
+    if count == 1:
+        return function(rows)
+    size = -(-rows.shape[0] // (count * LANES)) * LANES
+    padded = jnp.pad(rows, ((0, count * size - rows.shape[0]), (0, 0)))
+    made = lax.map(function, padded.reshape(count, size, -1))
+    return made.reshape(count * size, -1)[: rows.shape[0]]
 
 
 def mlp(inputs: int, hidden: int, classes: int, *, key: Array) -> TwoHalves:

@@ -16,14 +16,13 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from .data.clients import Clients, Part
 from .errors import SettingsError
 
 PyTree = Any
-BLOCK = 500  # rows that are embedded at once when a problem is measured
 
 
 class Batch(NamedTuple):
@@ -118,23 +117,8 @@ class Problem:
         if self.metrics is None:
             return {}
         weights = jnp.ones(test.rows, jnp.float32)
-        features = _in_blocks(lambda rows: self.features(x, rows), test.inputs)
-        batch = Batch(test.inputs, test.targets, weights, features)
+        batch = Batch(test.inputs, test.targets, weights, self.features(x, test.inputs))
         return self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
-
-
-def _in_blocks(function: Callable[[PyTree], PyTree], inputs: PyTree) -> PyTree:
-    """function(inputs), a block of rows at a time: what a forward pass makes on its way stays in the caches."""
-    rows = jax.tree.leaves(inputs)[0].shape[0]
-    blocks = rows // BLOCK
-    if blocks < 2:
-        return function(inputs)
-    whole = jax.tree.map(lambda a: a[: blocks * BLOCK].reshape(blocks, BLOCK, *a.shape[1:]), inputs)
-    made = jax.tree.map(lambda a: a.reshape(blocks * BLOCK, *a.shape[2:]), lax.map(function, whole))
-    if rows == blocks * BLOCK:
-        return made
-    rest = function(jax.tree.map(lambda a: a[blocks * BLOCK :], inputs))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), made, rest)
 
 
 class Task(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 
 import jax
 from platformdirs import user_cache_path
@@ -12,9 +13,22 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # the numbers of glibc's malloc.h
 
 
 def prepare_process() -> None:
-    """Keep freed memory, and compiled programs from one start to the next."""
+    """Two programs at a time, freed memory kept, and compiled programs kept from one start to the next."""
+    two_devices()
     keep_memory()
     cache_programs()
+
+
+def two_devices() -> None:
+    """Let JAX see a CPU with several cores as two devices, unless it was told how many.
+
+    Half of the clients are then served on each: one half computes while the other waits for a sequential part.
+    Matrix products use all cores either way.
+    """
+    told = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
+    if not told and (os.cpu_count() or 1) > 1:
+        with suppress(RuntimeError):  # JAX has started already
+            jax.config.update("jax_num_cpu_devices", 2)
 
 
 def keep_memory() -> None:

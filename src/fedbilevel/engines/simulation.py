@@ -88,7 +88,7 @@ class Simulation:
 
     def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any]:
         """The chunk's own values, and the rows of its samples."""
-        own = {name: jnp.asarray(each.values, jnp.float32)[np.asarray(chunk)] for name, each in call.own.items()}
+        own = {name: np.asarray(each.values, np.float32)[list(chunk)] for name, each in call.own.items()}
         capacity = self.clients.capacity
         draws = [prepare(call, client, self.clients.size(client), capacity) for client in chunk]
         return self._spread((own, _stack(draws)))
@@ -159,7 +159,7 @@ class Simulation:
 
     def _spread(self, tree: PyTree) -> PyTree:
         if self._mesh.size == 1:
-            return tree
+            return jax.tree.map(jnp.asarray, tree)
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec("clients")))
 
     def _estimate(self) -> int:
@@ -177,4 +177,4 @@ def _first(tree: Any, count: int) -> Any:
 
 
 def _stack(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

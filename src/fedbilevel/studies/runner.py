@@ -6,6 +6,7 @@ folder named by its digest; a longer one serves whoever needs its first part.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
             while todo or running:
                 while todo and len(running) < jobs:
                     spec = todo.pop(0)
-                    running[spec.digest] = spec, _start(spec, runs)
+                    running[spec.digest] = spec, _start(spec, runs, jobs)
                 time.sleep(0.5)
                 for digest, (spec, process) in list(running.items()):
                     if process.poll() is None:
@@ -109,7 +110,7 @@ def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
     return list(longest.values())
 
 
-def _start(spec: Spec, runs: Runs) -> subprocess.Popen[str]:
+def _start(spec: Spec, runs: Runs, jobs: int) -> subprocess.Popen[str]:
     file = runs.folder / f"{spec.digest}.toml"
     file.write_text(spec.to_toml())
     code = "from fedbilevel.cli import main; main()"
@@ -124,7 +125,10 @@ def _start(spec: Spec, runs: Runs) -> subprocess.Popen[str]:
         "--resume",
         "--quiet",
     ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    alone = {"JAX_NUM_CPU_DEVICES": "1"} if jobs > 1 else {}  # runs side by side fill the cores
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=alone | os.environ
+    )
 
 
 @contextmanager
