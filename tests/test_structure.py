@@ -38,7 +38,7 @@ ROOMS = [
     "data",
     "settings",
     "rng",
-    "process",
+    "runtime",
     "errors",
 ]
 

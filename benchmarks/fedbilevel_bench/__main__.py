@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
-from fedbilevel.process import prepare_process
+from fedbilevel.runtime import prepare_runtime
 
 from .cases import CASES
 from .measure import measure
 from .ours import profile
 
 if __name__ == "__main__":
-    prepare_process()
+    prepare_runtime()
     case = CASES[sys.argv[1]]
     row = measure(case, float(sys.argv[2]))
     print(json.dumps(row | {"profile": profile(case)}))

@@ -23,9 +23,9 @@ from .check import check as check_problem
 from .console import Bar, err, logger
 from .errors import DataUnavailable, FedBilevelError, SettingsError, UnknownName
 from .problems import Quadratic
-from .process import prepare_process
 from .report import ledger_table, outcome_table, study_table, text_curve
 from .run import Observer, Result, run
+from .runtime import prepare_runtime
 from .spec import Spec, describe, load_spec
 from .studies import QUICK, Runs, load_study, reproduce, study_names, tune
 from .studies.theory import run_theory, theory_table
@@ -229,7 +229,7 @@ def data_show(
 def main() -> None:
     """Entry point: one line and an exit code for an error that was foreseen."""
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
-    prepare_process()
+    prepare_runtime()
     try:
         app()
     except FedBilevelError as error:

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # the numbers of glibc's malloc.h
 
 
-def prepare_process() -> None:
+def prepare_runtime() -> None:
     """Two programs at a time, freed memory kept, and compiled programs kept from one start to the next."""
     two_devices()
     keep_memory()
