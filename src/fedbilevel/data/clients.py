@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -72,7 +73,7 @@ class ListedClients:
     def count(self) -> int:
         return len(self.data)
 
-    @property
+    @cached_property
     def capacity(self) -> ClientSize:
         sizes = [self.size(i) for i in range(self.count)]
         return ClientSize(max(s.lower for s in sizes), max(s.upper for s in sizes))

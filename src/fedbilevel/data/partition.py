@@ -149,14 +149,11 @@ class PartitionedClients:
         self._inputs, self._targets = dataset.train_inputs[order], dataset.train_targets[order]
         self._edges = [0, *np.cumsum([len(rows) for rows in parts]).tolist()]
         self._sizes = np.diff(self._edges).reshape(-1, 2)
+        self.capacity = ClientSize(*self._sizes.max(axis=0).tolist())
 
     @property
     def count(self) -> int:
         return len(self._sizes)
-
-    @property
-    def capacity(self) -> ClientSize:
-        return ClientSize(*self._sizes.max(axis=0).tolist())
 
     def size(self, client: int) -> ClientSize:
         return ClientSize(*self._sizes[client].tolist())
