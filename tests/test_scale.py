@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 from fedbilevel import Federation, LazyClients, Loop, rng
 from fedbilevel.data import ListedClients
@@ -48,3 +53,26 @@ def test_the_largest_client_is_looked_for_once(quadratic: QuadraticTask) -> None
     before = data.looks
     assert clients.capacity == (8, 8)
     assert data.looks == before > 0
+
+
+def peak_memory(clients: int) -> float:
+    """MB at the peak of a fresh process that starts with so many clients and makes one outer iteration."""
+    script = Path(__file__).parent.parent / "benchmarks" / "registered_clients.py"
+    small = ["problem.hidden=8", "data.rows_per_client=20", "algorithm.upper_steps=1", "algorithm.lower_epochs=1"]
+    done = subprocess.run(
+        [sys.executable, str(script), "--clients", str(clients), "--iterations", "1", "--set", *small],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["clients"] == clients
+    return float(measured["peak_mb"])
+
+
+def test_a_million_clients_take_hardly_more_memory_than_a_thousand() -> None:
+    few, many = peak_memory(1000), peak_memory(MILLION)
+    assert few > 50, "a process that computes"
+    assert many < 1.3 * few
