@@ -42,7 +42,7 @@ ALGORITHM = AggITD(
     alpha=0.1,
     beta=0.05,
     lam=0.3,
-    participation=19,  # odd, so that two devices need padding
+    participation=19,  # odd, so that two devices and four need padding
     lower_steps=TAU,  # each client its own
     upper_steps=2,
     batch_zeta_local=6,
@@ -129,7 +129,8 @@ def test_a_cohort_in_chunks_is_the_same_and_does_not_compile_again(
     assert apart(again, states) == 0.0
 
 
-def test_two_devices_agree_with_one(reference: list[Any]) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_devices_agree_with_one(count: int, reference: list[Any]) -> None:
     script = (
         "import json, jax, test_engines as t\n"
         "from fedbilevel import Simulation\n"
@@ -140,14 +141,14 @@ def test_two_devices_agree_with_one(reference: list[Any]) -> None:
         "states, fed = t.trace(Simulation(task.problem, task.clients))\n"
         "print(json.dumps([jax.device_count(), fed.ledger.rounds, [s.tolist() for s in states]]))\n"
     )
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     devices, rounds, states = json.loads(done.stdout)
-    assert (devices, rounds) == (2, 5 * ITERATIONS)
+    assert (devices, rounds) == (count, 5 * ITERATIONS)
     assert apart([np.asarray(s) for s in states], reference) < 1e-5
 
 

@@ -388,7 +388,7 @@ def test_a_cohort_is_drawn_at_seed_and_round() -> None:
             assert set(part.clients) <= set(range(50))
             part.round(both)
             drawn.append(part.clients)
-        assert fed.clients == tuple(range(50)) and fed.ledger.rounds == 4
+        assert tuple(fed.clients) == tuple(range(50)) and fed.ledger.rounds == 4
         return drawn
 
     assert cohorts(0) == cohorts(0)

@@ -1,4 +1,4 @@
-"""Dealing rows to clients: every row once, no part empty, the same for the same seed."""
+"""Dealing rows to clients, or drawing them: no part empty, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from fedbilevel.data import (
     Clients,
     ClientSize,
     Dataset,
+    DataSettings,
+    Drawn,
     Partition,
     PartitionedClients,
     draw_labels,
+    drawn_clients,
     label_counts,
     label_table,
     partition,
 )
 from fedbilevel.errors import SettingsError, UnknownName
+from fedbilevel.rng import generator
+
+DEALT = sorted(name for name, kind in KINDS.items() if kind.deal)
 
 
 @st.composite
@@ -40,7 +46,7 @@ def problems(draw: st.DrawFn) -> dict:
 
 
 @settings(deadline=None, derandomize=True)
-@given(kind=st.sampled_from(sorted(KINDS)), problem=problems())
+@given(kind=st.sampled_from(DEALT), problem=problems())
 def test_every_row_once_and_no_part_empty(kind: str, problem: dict) -> None:
     made = partition(kind, **problem)
     assert made.clients == len(made.lower) == len(made.upper) == problem["clients"]
@@ -122,6 +128,10 @@ def test_seeds_and_kinds_differ() -> None:
         ({"train_share": 0.0}, "train_share=0.0"),
         ({"train_share": 1.0}, "train_share=1.0"),
         ({"shards_per_client": 0}, "shards_per_client=0"),
+        ({"kind": "drawn", "clients": 0}, "clients=0"),
+        ({"kind": "drawn"}, "rows_per_client=100 does not fit 10 rows: .*; use 2 to 10"),
+        ({"kind": "drawn", "rows_per_client": 1}, "rows_per_client=1 does not fit"),
+        ({"kind": "drawn", "rows_per_client": 5, "alpha": 1e308}, "too extreme"),
     ],
 )
 def test_wrong_settings(change: dict, says: str) -> None:
@@ -130,7 +140,7 @@ def test_wrong_settings(change: dict, says: str) -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(UnknownName, match="partition 'idd' is unknown; use one of: dirichlet, iid, shards"):
+    with pytest.raises(UnknownName, match="partition 'idd' is unknown; use one of: dirichlet, drawn, iid, shards"):
         partition("idd", np.arange(10), 2, seed=0)
 
 
@@ -149,7 +159,7 @@ def tiny(rows: int = 60) -> Dataset:
     )
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", DEALT)
 def test_partitioned_clients(kind: str) -> None:
     dataset = tiny()
     made = partition(kind, dataset.train_targets, 7, seed=0)
@@ -172,6 +182,105 @@ def test_a_subset_of_rows_is_fine() -> None:
     clients = PartitionedClients(dataset, Partition([np.asarray([3, 1])], [np.asarray([5])]))
     np.testing.assert_array_equal(clients.load(0).lower.inputs, dataset.train_inputs[[3, 1]])
     assert clients.capacity == (2, 1)
+
+
+# ------------------------------------------------------------------------------------------- rows that are drawn
+
+MILLION = 1_000_000
+
+
+@settings(deadline=None, derandomize=True)
+@given(problem=problems(), data=st.data())
+def test_drawn_rows_are_a_clients_own_whatever_is_asked_before(problem: dict, data: st.DataObject) -> None:
+    rows = data.draw(st.integers(2, len(problem["targets"])))
+    problem = problem | {"clients": MILLION, "rows_per_client": rows}
+    made, again = partition("drawn", **problem), partition("drawn", **problem)
+    asked = data.draw(st.lists(st.integers(0, MILLION - 1), min_size=1, max_size=4, unique=True))
+    first = {client: made.rows(client).tolist() for client in asked}
+    assert {client: again.rows(client).tolist() for client in reversed(asked)} == first
+    for own in first.values():
+        assert len(set(own)) == len(own) == rows, "none twice"
+        assert min(own) >= 0 and max(own) < len(problem["targets"])
+    lower, upper = made.size(asked[0])
+    assert lower + upper == rows and min(lower, upper) >= 1
+    assert made.clients == MILLION
+
+
+def test_drawn_labels_follow_the_shares_of_the_client() -> None:
+    targets = np.random.default_rng(0).permutation(np.repeat(np.arange(5) * 3, 2000))
+    made = partition("drawn", targets, MILLION, seed=7, alpha=0.5, rows_per_client=1000)
+    for client in (0, 1, 999_999):
+        shares = generator(7, "partition", "drawn", client).dirichlet(np.full(5, 0.5))
+        rows = made.rows(client)
+        for part in (rows[: made.each.lower], rows[made.each.lower :]):
+            got = np.bincount(targets[part] // 3, minlength=5) / len(part)
+            np.testing.assert_allclose(got, shares, atol=4 * 0.5 / np.sqrt(len(part)))
+    counts = label_counts(targets, made, 13, first=400)[:, ::3]
+    np.testing.assert_allclose(counts.mean(axis=0), 200, atol=4 * 1000 * np.sqrt(0.2 * 0.8 / 3.5 / 400))
+
+
+def test_alpha_says_how_unequal_drawn_clients_are() -> None:
+    targets = np.repeat(np.arange(10), 200)
+
+    def share(alpha: float) -> float:
+        counts = label_counts(targets, partition("drawn", targets, 50, seed=0, alpha=alpha), 10)
+        return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+    assert share(0.05) > 0.7 > share(0.5) > 0.3 > share(50)
+
+
+def test_a_label_with_too_few_rows_is_filled_up_with_others() -> None:
+    targets = np.repeat(np.arange(4), 10)
+    made = partition("drawn", targets, 5, seed=0, alpha=0.001, rows_per_client=25)
+    for client in range(5):
+        counts = np.bincount(targets[made.rows(client)], minlength=4)
+        assert counts.sum() == 25 and counts.max() == 10
+    everything = partition("drawn", targets, 5, seed=0, rows_per_client=40)
+    assert sorted(everything.rows(3)) == list(range(40))
+
+
+def test_drawn_seeds_and_clients_differ() -> None:
+    first = [partition("drawn", np.zeros(500, int), 9, seed=s).rows(c).tolist() for s in (0, 1) for c in (0, 8)]
+    assert all(a != b for a, b in itertools.combinations(first, 2))
+
+
+def test_drawn_clients() -> None:
+    dataset = tiny()
+    made = partition("drawn", dataset.train_targets, MILLION, seed=0, rows_per_client=10, train_share=0.7)
+    assert isinstance(made, Drawn)
+    clients: Clients = drawn_clients(dataset, made)
+    assert clients.count == MILLION and clients.capacity == clients.size(5) == ClientSize(7, 3)
+    for i in (0, 999_999):
+        loaded = clients.load(i)
+        rows = made.rows(i)
+        for part, own in ((loaded.lower, rows[:7]), (loaded.upper, rows[7:])):
+            np.testing.assert_array_equal(part.inputs, dataset.train_inputs[own])
+            np.testing.assert_array_equal(part.targets, dataset.train_targets[own])
+            assert part.inputs.dtype == np.float32 and part.targets.dtype == np.int32
+
+
+def test_the_settings_of_drawn_clients() -> None:
+    _, clients = DataSettings(name="digits", clients=MILLION, partition="drawn").load(0)
+    assert clients.count == MILLION and clients.capacity == (80, 20)
+    _, clients = DataSettings(name="digits", clients=3, partition="drawn", rows_per_client=10).load(0)
+    assert clients.capacity == (8, 2) and clients.load(2).lower.inputs.shape == (8, 64)
+    with pytest.raises(SettingsError, match="or the partition drawn, whose clients may share rows"):
+        DataSettings(name="digits", clients=MILLION, partition="iid").load(0)
+
+
+# ------------------------------------------------------------------------------------------- tables and pictures
+
+
+def test_of_a_million_clients_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbilevel.data.describe.COUNTED", 30)
+    targets = np.repeat(np.arange(10), 60)
+    made = partition("drawn", targets, MILLION, seed=0)
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(label_table(targets, made, 10, show=3))
+    assert "600 rows, 10 classes, 1,000,000 clients (the first 30 counted)" in " ".join(capture.get().split())
+    path = draw_labels(tmp_path / "labels.png", targets, made, 10, dataset="tiny", kind="drawn")
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_label_table() -> None:

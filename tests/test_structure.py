@@ -37,6 +37,7 @@ ROOMS = [
     "problem",
     "data",
     "settings",
+    "processes",
     "rng",
     "runtime",
     "errors",

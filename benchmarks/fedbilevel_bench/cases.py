@@ -98,6 +98,5 @@ _cases = [
     Case("mnist-cnn-iid-tau5", "cnn"),
     Case("cifar10-cnn-iid-tau5", "cnn", (32, 32, 3), 250, 250),
     *(Case(f"cohort-{cohort}", cohort=cohort, registered=1000) for cohort in (10, 100, 1000)),
-    *(Case(f"registered-{registered}", cohort=100, registered=registered) for registered in (1000, 1_000_000)),
 ]
 CASES = {case.name: case for case in _cases}

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import data as data_room
+from . import processes
 from .algorithms import AggITD
 from .check import check as check_problem
 from .console import Bar, err, logger
@@ -57,6 +58,9 @@ def run_command(
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="One of several processes of a run; see docs/scale.md.")
+    ] = False,
 ) -> None:
     """Run a spec into a folder: history, summary, checkpoint and curve."""
     chosen = load_spec(spec, sets or [])
@@ -65,11 +69,14 @@ def run_command(
         return
     if folder is None:
         raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
+    if distributed:
+        processes.join()
+        quiet = quiet or not processes.is_first()
     if or_digits:
         chosen = _or_digits(chosen, spec, sets or [])
     with ExitStack() as stack:
         observers: list[Observer] = []
-        if log:
+        if log and processes.is_first():
             observers.append(stack.enter_context(logger(log, folder)))
         if not quiet:
             observers.append(stack.enter_context(Bar()))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import rng
+from . import processes, rng
 from .errors import StepError, TooFewReplies
 from .federation import Federation, Ledger
 from .probes import losses
@@ -64,17 +64,25 @@ def run(
     """Run a spec into a folder, or go on with it.
 
     The data are loaded and everything is checked before the folder is made. A resumed run gives bit for bit
-    the history that an uninterrupted one gives, but for seconds.
+    the history that an uninterrupted one gives, but for seconds. Of several processes (`fedbilevel.processes`)
+    the first alone reads and writes the folder; all return the same result.
     """
     task = spec.task()
-    folder = RunFolder(Path(out))
+    folder, writes = RunFolder(Path(out)), processes.is_first()
     with _counting_compilations() as compilations:
         engine, start = spec.federation.build(task), spec.algorithm.init(task.problem, task.clients.count)
-        saved = folder.open(spec, resume=resume, overwrite=overwrite)
-        state, iteration, ledger = start, 0, Ledger()
-        if saved is not None:
+        state = start
+
+        def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+            nonlocal state
+            saved = folder.open(spec, resume=resume, overwrite=overwrite)
+            if saved is None:
+                return 0, Ledger().to_mapping(), []
             state = type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
-            iteration, ledger = saved.iteration, Ledger.from_mapping(saved.ledger)
+            return saved.iteration, saved.ledger, folder.history()
+
+        iteration, books, records = processes.from_first(open_folder)
+        state, ledger = processes.arrays_from_first(state), Ledger.from_mapping(books)
         fed = Federation(
             engine,
             seed=spec.seed,
@@ -83,18 +91,19 @@ def run(
             ledger=ledger,
         )
         probed = _probed_clients(spec, task)
-        records = folder.history()
 
         def evaluate() -> dict[str, Any]:
             record = _evaluate(fed, task, state, iteration, probed) | _reported(spec, state)
-            folder.append(record)
             records.append(record)
+            if writes:
+                folder.append(record)
             return record
 
         budget = _Budget(spec, fed)
         if records and records[-1]["iteration"] % spec.evaluate.every and not budget.spent(iteration, records[-1]):
             records.pop()  # the last word of a smaller budget, off the schedule: an uninterrupted run has it not
-            folder.write_history(records)
+            if writes:
+                folder.write_history(records)
 
         def finish(**more: Any) -> dict[str, Any]:
             figures = {
@@ -103,8 +112,9 @@ def run(
                 "peak_memory_mb": _peak_memory(),
             }
             summary = summarise(records, ledger.to_mapping(), **figures, spec=spec.digest, **more)
-            folder.write_json("summary.json", summary)
-            draw_curve(records, folder.file("curve.png"), _title(spec))
+            if writes:
+                folder.write_json("summary.json", summary)
+                draw_curve(records, folder.file("curve.png"), _title(spec))
             return summary
 
         record = records[-1] if records else evaluate()
@@ -116,7 +126,7 @@ def run(
                 if iteration % spec.evaluate.every == 0 or last:
                     record = evaluate()
                     last = budget.spent(iteration, record)
-                if iteration % spec.evaluate.checkpoint_every == 0 or last:
+                if writes and (iteration % spec.evaluate.checkpoint_every == 0 or last):
                     folder.save(spec, _checkpoint(state, iteration, ledger))
                 progress = Progress(
                     iteration, ledger.rounds, ledger.seconds, budget.share(iteration, record), record
@@ -134,7 +144,7 @@ class _Budget:
     """When a run is over.
 
     An outer iteration that would exceed the rounds is not begun, as far as its cost is known: the first one
-    always is.
+    always is. Clocks differ, so of several processes the first decides.
     """
 
     def __init__(self, spec: Spec, fed: Federation) -> None:
@@ -143,12 +153,13 @@ class _Budget:
     def spent(self, iteration: int, record: dict[str, Any]) -> bool:
         ledger, stop = self._fed.ledger, self._stop
         cost = ledger.rounds // iteration if iteration else 0
-        return bool(
+        spent = bool(
             (stop.rounds is not None and ledger.rounds + max(cost, 1) > stop.rounds)
             or (stop.iterations is not None and iteration >= stop.iterations)
             or (stop.seconds is not None and ledger.seconds >= stop.seconds)
             or (stop.accuracy is not None and (record.get("test_accuracy") or 0.0) >= stop.accuracy)
         )
+        return processes.from_first(lambda: spent)
 
     def share(self, iteration: int, record: dict[str, Any]) -> float:
         ledger, stop = self._fed.ledger, self._stop

@@ -2,7 +2,7 @@
 
 from .clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
 from .describe import draw_labels, label_counts, label_table
-from .partition import KINDS, Partition, PartitionedClients, partition
+from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
 from .settings import GENERATED, DataSettings
 from .sources import DATASETS, Dataset, Entry, cache_folder, fetch, load
 
@@ -15,6 +15,7 @@ __all__ = [
     "Clients",
     "DataSettings",
     "Dataset",
+    "Drawn",
     "Entry",
     "LazyClients",
     "ListedClients",
@@ -24,6 +25,7 @@ __all__ = [
     "cache_folder",
     "clients_from",
     "draw_labels",
+    "drawn_clients",
     "fetch",
     "label_counts",
     "label_table",

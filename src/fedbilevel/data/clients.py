@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -72,7 +73,7 @@ class ListedClients:
     def count(self) -> int:
         return len(self.data)
 
-    @property
+    @cached_property
     def capacity(self) -> ClientSize:
         sizes = [self.size(i) for i in range(self.count)]
         return ClientSize(max(s.lower for s in sizes), max(s.upper for s in sizes))
@@ -86,13 +87,19 @@ class ListedClients:
 
 @dataclass(frozen=True)
 class LazyClients:
-    """Clients whose data are made on demand by `make(client)`: a million of them cost nothing to register."""
+    """Clients whose data are made on demand by `make(client)`: a million of them cost nothing to register.
+
+    `sizes(client)` tells how many rows `make` would give. Without it data are made to count them, every round.
+    """
 
     count: int
     capacity: ClientSize
     make: Callable[[int], ClientData]
+    sizes: Callable[[int], ClientSize] | None = None
 
     def size(self, client: int) -> ClientSize:
+        if self.sizes is not None:
+            return self.sizes(client)
         data = self.load(client)
         return ClientSize(data.lower.rows, data.upper.rows)
 

@@ -8,29 +8,34 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from .partition import Partition
+from .partition import Drawn, Partition
 
+COUNTED = 10_000  # of more clients than this, the first are looked at
 DRAWN = 200  # more bars than this cannot be told apart in one picture
 
 
-def label_counts(targets: npt.ArrayLike, partition: Partition, classes: int) -> npt.NDArray[np.int64]:
-    """The number of rows of every label (columns) at every client (rows), both parts together."""
-    labels = np.asarray(targets)
-    counts = [np.bincount(labels[partition.rows(i)], minlength=classes) for i in range(partition.clients)]
+def label_counts(
+    targets: npt.ArrayLike, partition: Partition | Drawn, classes: int, *, first: int | None = None
+) -> npt.NDArray[np.int64]:
+    """The number of rows of every label (columns) at the first clients (rows), both parts together."""
+    labels, clients = np.asarray(targets), range(min(COUNTED if first is None else first, partition.clients))
+    counts = [np.bincount(labels[partition.rows(i)], minlength=classes) for i in clients]
     return np.asarray(counts, np.int64)
 
 
-def label_table(targets: npt.ArrayLike, partition: Partition, classes: int, *, show: int = 5) -> Table:
+def label_table(targets: npt.ArrayLike, partition: Partition | Drawn, classes: int, *, show: int = 5) -> Table:
     """Rows and labels a client, as minimum, median and maximum, and what the first `show` clients hold."""
     counts = label_counts(targets, partition, classes)
-    totals = counts.sum(axis=1)
-    summary = Table("", title=f"{totals.sum():,} rows, {classes} classes, {partition.clients} clients")
+    totals, sizes = counts.sum(axis=1), np.asarray([partition.size(i) for i in range(len(counts))])
+    left_out = f" (the first {len(counts):,} counted)" if len(counts) < partition.clients else ""
+    title = f"{len(np.asarray(targets)):,} rows, {classes} classes, {partition.clients:,} clients{left_out}"
+    summary = Table("", title=title)
     for column in ("min", "median", "max"):
         summary.add_column(column, justify="right")
     for name, figures, form in (
         ("rows a client", totals, "{:,.0f}"),
-        ("  lower part", np.asarray([len(rows) for rows in partition.lower]), "{:,.0f}"),
-        ("  upper part", np.asarray([len(rows) for rows in partition.upper]), "{:,.0f}"),
+        ("  lower part", sizes[:, 0], "{:,.0f}"),
+        ("  upper part", sizes[:, 1], "{:,.0f}"),
         ("labels a client", (counts > 0).sum(axis=1), "{:.0f}"),
         ("share of largest class", counts.max(axis=1) / totals, "{:.0%}"),
     ):
@@ -45,7 +50,13 @@ def label_table(targets: npt.ArrayLike, partition: Partition, classes: int, *, s
 
 
 def draw_labels(
-    path: str | Path, targets: npt.ArrayLike, partition: Partition, classes: int, *, dataset: str, kind: str
+    path: str | Path,
+    targets: npt.ArrayLike,
+    partition: Partition | Drawn,
+    classes: int,
+    *,
+    dataset: str,
+    kind: str,
 ) -> Path:
     """A picture of the labels by client, one stacked bar each; the suffix of `path` says which format."""
     from matplotlib import colormaps
@@ -53,7 +64,7 @@ def draw_labels(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    counts = label_counts(targets, partition, classes)[:DRAWN]
+    counts = label_counts(targets, partition, classes, first=DRAWN)
     drawn, left = len(counts), np.arange(len(counts)) - 0.425
     colours = (
         colormaps["tab10"].colors  # type: ignore[attr-defined]
@@ -70,7 +81,7 @@ def draw_labels(
         axes.add_collection(PolyCollection(list(bars), facecolor=colours[label], linewidth=0, label=str(label)))
         bottom = top
     left_out = f" (first {drawn} shown)" if drawn < partition.clients else ""
-    axes.set_title(f"{dataset}, {kind} partition, {partition.clients} clients{left_out}", loc="left")
+    axes.set_title(f"{dataset}, {kind} partition, {partition.clients:,} clients{left_out}", loc="left")
     axes.set_xlabel("client")
     axes.set_ylabel("rows")
     axes.set_xlim(-0.6, drawn - 0.4)

@@ -1,7 +1,8 @@
 """Splitting a table of labelled rows across clients, and each client's rows into its two parts.
 
-A kind of partition is one function and one line of `KINDS`. Whatever the kind, every row goes to exactly
-one part of exactly one client, and no part is empty.
+A kind of partition is one function and one line of `KINDS`. Most deal out the table: every row goes to exactly
+one part of exactly one client. The others draw the rows of one client when it is asked for, so that a million
+clients cost no more than the ones that are used. Whatever the kind, no part is empty.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy.typing as npt
 
 from ..errors import SettingsError, UnknownName
 from ..rng import generator
-from .clients import ClientData, ClientSize, Part
+from .clients import ClientData, ClientSize, LazyClients, Part
 from .sources import Dataset
 
 Rows = npt.NDArray[np.intp]
+ROWS = 100  # of a client whose rows are drawn, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +36,29 @@ class Partition:
     def clients(self) -> int:
         return len(self.lower)
 
+    def size(self, client: int) -> ClientSize:
+        return ClientSize(len(self.lower[client]), len(self.upper[client]))
+
     def rows(self, client: int) -> Rows:
         return np.concatenate([self.lower[client], self.upper[client]])
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Row numbers that `draw(client)` makes anew whenever a client is asked for: its lower part, then its upper.
+
+    Nothing is kept for a client. All have as many rows; two of them may have the same ones.
+    """
+
+    clients: int
+    each: ClientSize
+    draw: Callable[[int], Rows]
+
+    def size(self, client: int) -> ClientSize:
+        return self.each
+
+    def rows(self, client: int) -> Rows:
+        return self.draw(client)
 
 
 class Options(NamedTuple):
@@ -43,9 +66,11 @@ class Options(NamedTuple):
 
     alpha: float
     shards_per_client: int
+    rows_per_client: int
 
 
-Split = Callable[[npt.NDArray[np.integer], int, np.random.Generator, Options], list[Rows]]
+Deal = Callable[[npt.NDArray[np.integer], int, np.random.Generator, Options], list[Rows]]
+Draw = Callable[[list[Rows], np.random.Generator, Options], Rows]
 
 
 def iid(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generator, o: Options) -> list[Rows]:
@@ -65,23 +90,52 @@ def dirichlet(targets: npt.NDArray[np.integer], clients: int, g: np.random.Gener
     own: list[list[Rows]] = [[] for _ in range(clients)]
     for label in np.unique(targets):
         rows = g.permutation(np.flatnonzero(targets == label))
-        shares = g.dirichlet(np.full(clients, o.alpha))
-        if not abs(shares.sum() - 1) < 1e-6:  # overflow, or not a number
-            raise SettingsError(f"alpha={o.alpha} is too extreme to draw from; use one between 0.001 and 1e6")
-        cuts = (np.cumsum(shares[:-1]) * len(rows)).astype(np.intp)
+        cuts = (np.cumsum(_shares(clients, g, o)[:-1]) * len(rows)).astype(np.intp)
         for pieces, piece in zip(own, np.split(rows, cuts), strict=True):
             pieces.append(piece)
     return [np.concatenate(pieces) for pieces in own]
 
 
+def drawn(labels: list[Rows], g: np.random.Generator, o: Options) -> Rows:
+    """One client's `rows_per_client` rows, each once: labels in shares drawn from Dirichlet(alpha, ..., alpha).
+
+    `labels` has the rows of every label. Where one has fewer than its share, rows of any label fill up.
+    """
+    counts = g.multinomial(o.rows_per_client, _shares(len(labels), g, o))
+    counts = np.minimum(counts, [len(rows) for rows in labels])
+    pairs = zip(labels, counts.tolist(), strict=True)
+    own = np.concatenate([rows[g.choice(len(rows), n, replace=False)] for rows, n in pairs if n])
+    if len(own) < o.rows_per_client:
+        others = np.setdiff1d(np.concatenate(labels), own)
+        own = np.append(own, g.choice(others, o.rows_per_client - len(own), replace=False))
+    return g.permutation(own)
+
+
+def _shares(count: int, g: np.random.Generator, o: Options) -> npt.NDArray[np.float64]:
+    shares = g.dirichlet(np.full(count, o.alpha))
+    if not abs(shares.sum() - 1) < 1e-6:  # overflow, or not a number
+        raise SettingsError(f"alpha={o.alpha} is too extreme to draw from; use one between 0.001 and 1e6")
+    return shares
+
+
 class Kind(NamedTuple):
-    """A way to split, and the share of a client's rows that is for the lower loss unless told otherwise."""
+    """How clients come by their rows, and the share of them that is for the lower loss unless told otherwise.
 
-    split: Split
+    deal   gives every client its rows at once, or
+    draw   gives one client its rows, when it is asked for
+    """
+
     train_share: float
+    deal: Deal | None = None
+    draw: Draw | None = None
 
 
-KINDS = {"iid": Kind(iid, 0.5), "shards": Kind(shards, 0.8), "dirichlet": Kind(dirichlet, 0.8)}
+KINDS = {
+    "iid": Kind(0.5, deal=iid),
+    "shards": Kind(0.8, deal=shards),
+    "dirichlet": Kind(0.8, deal=dirichlet),
+    "drawn": Kind(0.8, draw=drawn),
+}
 
 
 def partition(
@@ -92,17 +146,13 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    rows_per_client: int | None = None,
     train_share: float | None = None,
-) -> Partition:
+) -> Partition | Drawn:
     """Split the rows of `targets` across `clients`; `train_share` of a client's rows is its lower part."""
     if kind not in KINDS:
         raise UnknownName("partition", kind, KINDS)
     labels = np.asarray(targets)
-    if not 1 <= clients <= len(labels) // 2:
-        raise SettingsError(
-            f"clients={clients} does not fit {len(labels)} rows: a client needs one row for each of its two "
-            f"parts; use 1 to {len(labels) // 2} clients"
-        )
     if not (alpha > 0 and math.isfinite(alpha)):
         raise SettingsError(f"alpha={alpha} is not a positive number; use e.g. 0.5 (smaller is more unequal)")
     if shards_per_client < 1:
@@ -110,15 +160,56 @@ def partition(
     share = KINDS[kind].train_share if train_share is None else train_share
     if not 0 < share < 1:
         raise SettingsError(f"train_share={share} is not between 0 and 1; leave it out or use e.g. 0.8")
+    options = Options(alpha, shards_per_client, ROWS if rows_per_client is None else rows_per_client)
+    _, deal, draw = KINDS[kind]
+    if draw is not None:
+        return _drawn(draw, kind, labels, clients, seed, share, options)
+    assert deal is not None
+    return _dealt(deal, kind, labels, clients, seed, share, options)
 
+
+def _dealt(
+    deal: Deal, kind: str, labels: npt.NDArray[np.integer], clients: int, seed: int, share: float, o: Options
+) -> Partition:
+    if not 1 <= clients <= len(labels) // 2:
+        raise SettingsError(
+            f"clients={clients} does not fit {len(labels)} rows: a client needs one row for each of its two "
+            f"parts; use 1 to {len(labels) // 2} clients, or the partition drawn, whose clients may share rows"
+        )
     g = generator(seed, "partition", kind)
-    own = KINDS[kind].split(labels, clients, g, Options(alpha, shards_per_client))
-    own = _fill([g.permutation(rows) for rows in own])
-    cuts = [min(max(round(share * len(rows)), 1), len(rows) - 1) for rows in own]
+    own = _fill([g.permutation(rows) for rows in deal(labels, clients, g, o)])
+    cuts = [_cut(len(rows), share) for rows in own]
     return Partition(
         lower=[rows[:cut] for rows, cut in zip(own, cuts, strict=True)],
         upper=[rows[cut:] for rows, cut in zip(own, cuts, strict=True)],
     )
+
+
+def _drawn(
+    draw: Draw, kind: str, labels: npt.NDArray[np.integer], clients: int, seed: int, share: float, o: Options
+) -> Drawn:
+    if clients < 1:
+        raise SettingsError(f"clients={clients} is below 1; use as many as you like")
+    if not 2 <= o.rows_per_client <= len(labels):
+        raise SettingsError(
+            f"rows_per_client={o.rows_per_client} does not fit {len(labels)} rows: a client needs one row for "
+            f"each of its two parts and has none twice; use 2 to {len(labels)}"
+        )
+    order = np.argsort(labels, kind="stable")
+    by_label = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    lower = _cut(o.rows_per_client, share)
+    made = Drawn(
+        clients,
+        ClientSize(lower, o.rows_per_client - lower),
+        lambda client: draw(by_label, generator(seed, "partition", kind, client), o),
+    )
+    made.rows(0)  # what cannot be drawn is said here, not in the middle of a run
+    return made
+
+
+def _cut(rows: int, share: float) -> int:
+    """How many of a client's rows are its lower part: the share, but neither none nor all."""
+    return min(max(round(share * rows), 1), rows - 1)
 
 
 def _fill(own: list[Rows]) -> list[Rows]:
@@ -149,14 +240,11 @@ class PartitionedClients:
         self._inputs, self._targets = dataset.train_inputs[order], dataset.train_targets[order]
         self._edges = [0, *np.cumsum([len(rows) for rows in parts]).tolist()]
         self._sizes = np.diff(self._edges).reshape(-1, 2)
+        self.capacity = ClientSize(*self._sizes.max(axis=0).tolist())
 
     @property
     def count(self) -> int:
         return len(self._sizes)
-
-    @property
-    def capacity(self) -> ClientSize:
-        return ClientSize(*self._sizes.max(axis=0).tolist())
 
     def size(self, client: int) -> ClientSize:
         return ClientSize(*self._sizes[client].tolist())
@@ -167,3 +255,16 @@ class PartitionedClients:
             lower=Part(self._inputs[a:b], self._targets[a:b]),
             upper=Part(self._inputs[b:c], self._targets[b:c]),
         )
+
+
+def drawn_clients(dataset: Dataset, parts: Drawn) -> LazyClients:
+    """Clients whose rows of a data set are drawn when they are asked for; only the table is kept."""
+
+    def make(client: int) -> ClientData:
+        lower, upper = np.split(parts.rows(client), [parts.each.lower])
+        return ClientData(
+            lower=Part(dataset.train_inputs[lower], dataset.train_targets[lower]),
+            upper=Part(dataset.train_inputs[upper], dataset.train_targets[upper]),
+        )
+
+    return LazyClients(parts.clients, parts.each, make, parts.size)

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ..errors import UnknownName
 from ..settings import Count, Positive, about, settings
-from .partition import KINDS, Partition, PartitionedClients, partition
+from .clients import Clients
+from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
 from .sources import DATASETS, Dataset, load
 
 GENERATED = "generated"
@@ -23,15 +24,21 @@ class DataSettings:
         about("mnist, fashion-mnist, cifar10, or digits (embedded); generated: the problem makes its own"),
     ] = "mnist"
     clients: Annotated[Count, about("registered clients")] = 100
-    partition: Annotated[str, about("iid, shards (sorted by label, as in the paper) or dirichlet")] = "shards"
-    alpha: Annotated[Positive, about("dirichlet: the smaller, the less alike the clients")] = 0.5
+    partition: Annotated[
+        str, about("iid, shards (by label, as in the paper), dirichlet; or drawn, for any number of clients")
+    ] = "shards"
+    alpha: Annotated[Positive, about("dirichlet, drawn: the smaller, the less alike the clients")] = 0.5
     shards_per_client: Annotated[Count, about("shards: how many a client gets")] = 2
+    rows_per_client: Annotated[
+        Annotated[int, Field(ge=2)] | None,  # not a number, so that specs written before it keep their digest
+        about("drawn: how many rows a client draws from the table; left out: 100"),
+    ] = None
     train_share: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
         about("share of a client's rows for the lower loss; left out: 0.5 for iid, else 0.8"),
     ] = None
 
-    def split(self, seed: int) -> tuple[Dataset, Partition]:
+    def split(self, seed: int) -> tuple[Dataset, Partition | Drawn]:
         """The data set, fetched if need be, and which rows go to which client."""
         dataset = load(self.name)
         parts = partition(
@@ -41,13 +48,16 @@ class DataSettings:
             seed=seed,
             alpha=self.alpha,
             shards_per_client=self.shards_per_client,
+            rows_per_client=self.rows_per_client,
             train_share=self.train_share,
         )
         return dataset, parts
 
-    def load(self, seed: int) -> tuple[Dataset, PartitionedClients]:
+    def load(self, seed: int) -> tuple[Dataset, Clients]:
         """The data set and its clients."""
         dataset, parts = self.split(seed)
+        if isinstance(parts, Drawn):
+            return dataset, drawn_clients(dataset, parts)
         return dataset, PartitionedClients(dataset, parts)
 
     def check(self) -> None:

@@ -1,8 +1,11 @@
 """All clients of the cohort in one compiled program a step.
 
 The cohort is cut into chunks that fit a memory limit; within a chunk clients are batched by `vmap` or served
-one after the other by `lax.map`, and spread over the devices of the host when there are several. Chunks have
-one shape, so nothing compiles twice.
+one after the other by `lax.map`, and spread over the devices when there are several. Chunks have one shape, so
+nothing compiles twice.
+
+With several processes (`jax.distributed`) the devices are those of all of them. Each process loads and draws for
+the clients on its own devices; replies are gathered, so that every process has all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Simulation:
     over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; what
                     the problem says when left out
     memory_limit    MiB for the data and features of a cohort; a larger one goes in chunks of this size
-    devices         the devices to spread clients over; all that JAX sees when left out
+    devices         the devices to spread clients over; all that JAX sees, of all processes, when left out
     """
 
     def __init__(
@@ -60,8 +63,17 @@ class Simulation:
             raise SettingsError(
                 f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}"
             )
+        self._processes = jax.process_count()
+        if self._processes > 1 and devices not in (None, len(available)):
+            raise SettingsError(
+                f"devices = {devices} is wrong: {self._processes} processes have {len(available)} and use all of "
+                "them; leave it out"
+            )
         self._mesh = jax.make_mesh(
             (devices or len(available),), ("clients",), (AxisType.Auto,), devices=available[:devices]
+        )
+        self._everywhere, self._apart = (
+            NamedSharding(self._mesh, PartitionSpec(*axes)) for axes in ((), ("clients",))
         )
         self._programs: dict[Any, Any] = {}
         self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
@@ -80,7 +92,8 @@ class Simulation:
 
     def load(self, chunk: tuple[int, ...]) -> Arrays:
         """The chunk's data, padded and stacked, on the devices."""
-        return self._spread(_stack([pad(self.clients.load(client), self.clients.capacity) for client in chunk]))
+        capacity = self.clients.capacity
+        return self._spread(_stack([pad(self.clients.load(client), capacity) for client in self._here(chunk)]))
 
     def embed(self, x: Array, data: Arrays) -> Memory | None:
         """What the chunk's clients compute once from a new x."""
@@ -88,9 +101,9 @@ class Simulation:
 
     def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any]:
         """The chunk's own values, and the rows of its samples."""
-        own = {name: np.asarray(each.values, np.float32)[list(chunk)] for name, each in call.own.items()}
-        capacity = self.clients.capacity
-        draws = [prepare(call, client, self.clients.size(client), capacity) for client in chunk]
+        capacity, here = self.clients.capacity, list(self._here(chunk))
+        own = {name: np.asarray(each.values, np.float32)[here] for name, each in call.own.items()}
+        draws = [prepare(call, client, self.clients.size(client), capacity) for client in here]
         return self._spread((own, _stack(draws)))
 
     def compute(self, call: Call, own: Any, draws: Any, data: Arrays, memory: Memory | None) -> Any:
@@ -105,15 +118,18 @@ class Simulation:
                     memory = remember(self.problem, vectors["x"], data)
                 return perform(self.problem, call, vectors, arrays, own, draws, data, memory)
 
-            self._programs[program] = self._compile(step)
+            self._programs[program] = self._compile(step, gather=True)
         return self._programs[program]((call.vectors, call.arrays), (own, draws, data, memory))
 
     def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
         resident = self._resident(call, chunk)  # first, so that it embeds while rows are drawn
         return self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
 
-    def _compile(self, function: Any) -> Any:
-        """jit function(shared, each) over a leading client axis of `each`, spread over the devices."""
+    def _compile(self, function: Any, gather: bool = False) -> Any:
+        """jit function(shared, each) over a leading client axis of `each`, spread over the devices.
+
+        `gather`: the result is for the server. With several processes it is then copied to each of them.
+        """
 
         def batched(shared: PyTree, each: PyTree) -> PyTree:
             if self._over == "vmap":
@@ -122,10 +138,19 @@ class Simulation:
 
         if self._mesh.size == 1:
             return jax.jit(batched)
-        everywhere, apart = PartitionSpec(), PartitionSpec("clients")
-        return jax.jit(
-            jax.shard_map(batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False)
+        everywhere, apart = self._everywhere.spec, self._apart.spec
+        spread = jax.shard_map(
+            batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
         )
+        if self._processes == 1:
+            return jax.jit(spread)
+        program = jax.jit(spread, out_shardings=self._everywhere if gather else self._apart)
+
+        def with_all(shared: PyTree, each: PyTree) -> PyTree:
+            out = program(jax.tree.map(self._replicate, shared), each)
+            return jax.tree.map(lambda a: a.addressable_data(0), out) if gather else out
+
+        return with_all
 
     def _chunks(self, cohort: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Chunks of equal size, the last filled up with its last client, beside those really asked."""
@@ -157,10 +182,26 @@ class Simulation:
         kept[chunk] = resident
         return resident if held is not None else Resident(resident.data, None, None)
 
+    def _here(self, chunk: tuple[int, ...]) -> tuple[int, ...]:
+        """The clients of a chunk on the devices of this process; all of them, when there is one."""
+        if self._processes == 1:
+            return chunk
+        indices = self._apart.addressable_devices_indices_map((len(chunk),)).values()
+        places = sorted((index[0] for index in indices if index), key=lambda place: place.start)
+        return tuple(client for place in places for client in chunk[place])
+
     def _spread(self, tree: PyTree) -> PyTree:
+        """Rows of the clients that are here, as part of arrays over all devices."""
         if self._mesh.size == 1:
             return jax.tree.map(jnp.asarray, tree)
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec("clients")))
+        if self._processes == 1:
+            return jax.device_put(tree, self._apart)
+        return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._apart, a), tree)
+
+    def _replicate(self, value: Any) -> Any:
+        """A value that every process has, as one array over all devices."""
+        copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
+        return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
 
     def _estimate(self) -> int:
         """Bytes a client takes: its data, its memory, and a handful of vectors while a step runs."""
