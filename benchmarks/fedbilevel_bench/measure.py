@@ -28,7 +28,8 @@ def rivals(case: Case) -> dict[str, Iteration]:
     """The PyTorch rivals by the name of their column; they need the extra `bench`."""
     if importlib.util.find_spec("torch") is None or case.cohort > LARGEST_RIVAL:
         return {}
-    from .rivals import torch_func, torch_loop
+    from .rivals_func import torch_func
+    from .rivals_loop import torch_loop
 
     return {"torch_loop_s": torch_loop(case), "torch_func_s": torch_func(case)}
 

@@ -163,12 +163,16 @@ def draw(descriptor: Descriptor, address: tuple[int | str, ...], client: int, ro
         return Stream(Draw(None, None), np.ones(descriptor.epochs, bool))
     size = descriptor.size
     generator = rng.generator(int(address[0]), *address[1:], client)
-    chosen = []
-    for _ in range(descriptor.epochs):
-        order = generator.permutation(rows)
-        chosen += [order[start : start + size] for start in range(0, rows, size)]
-    longest = descriptor.epochs * -(-capacity // size)
-    return Stream(_padded(chosen, longest, size), np.arange(longest) < len(chosen))
+    batches = -(-rows // size)  # of a pass; the last of them may be short
+    index = np.zeros((descriptor.epochs, batches * size), np.int32)
+    weight = np.zeros(batches * size, np.float32)
+    for order in index:
+        order[:rows] = generator.permutation(rows)
+    weight[:rows] = 1.0
+    own, longest = descriptor.epochs * batches, descriptor.epochs * -(-capacity // size)
+    rest = ((0, longest - own), (0, 0))
+    weights = np.tile(weight.reshape(batches, size), (descriptor.epochs, 1))
+    return Stream(Draw(np.pad(index.reshape(own, size), rest), np.pad(weights, rest)), np.arange(longest) < own)
 
 
 def _count(count: int | PerClient, client: int) -> tuple[int, int]:
