@@ -77,7 +77,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the quadratic."""
     path = tmp_path_factory.mktemp("runs") / "finished"
-    cli.run(cli.load_spec("paper", QUADRATIC), path)
+    cli.run(cli.load_spec("demo", QUADRATIC), path)
     return path
 
 
@@ -246,7 +246,7 @@ def test_a_run_is_not_resumed_with_other_settings(command: Command, earlier: Pat
 
 
 def test_a_checkpoint_from_another_runs_folder_is_refused(command: Command, earlier: Path, tmp_path: Path) -> None:
-    cli.run(cli.load_spec("paper", [*QUADRATIC, "seed=1"]), tmp_path / "other")
+    cli.run(cli.load_spec("demo", [*QUADRATIC, "seed=1"]), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "checkpoint.safetensors", earlier)
     before = contents(earlier)
     outcome = command("run", *sets(*QUADRATIC), "--out", earlier, "--resume")
@@ -314,7 +314,7 @@ def test_print_spec_shows_a_spec_that_runs_as_it_stands(command: Command, tmp_pa
     outcome = command("run", *sets(*QUADRATIC), "--print-spec")
     assert (outcome.code, outcome.err) == (0, "")
     (tmp_path / "spec.toml").write_text(outcome.out)
-    assert cli.load_spec(tmp_path / "spec.toml") == cli.load_spec("paper", QUADRATIC)
+    assert cli.load_spec(tmp_path / "spec.toml") == cli.load_spec("demo", QUADRATIC)
     assert "# lower step size β" in outcome.out
 
 
