@@ -49,7 +49,7 @@ def _draw(axes: Axes, line: Line, colour: str, x: str) -> None:
     key = "seconds" if x == "minutes" else "rounds"
     places = [np.asarray([r[key] * scale for r in history]) for history in line.histories]
     values = [np.asarray([r["test_accuracy"] for r in history], float) for history in line.histories]
-    at = places[0]
+    at = places[0][places[0] > 0] if x == "minutes" else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
     axes.plot(at, stacked.mean(0), color=colour, linewidth=1.1, label=line.label)
     if len(stacked) > 1:
@@ -59,10 +59,16 @@ def _draw(axes: Axes, line: Line, colour: str, x: str) -> None:
 
 
 def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
-    axes.set(xlabel="minutes of training" if x == "minutes" else "communication rounds", ylabel="test accuracy")
+    axes.set(
+        xlabel="minutes of training (logarithmic)" if x == "minutes" else "communication rounds",
+        ylabel="test accuracy",
+    )
     finals = [np.mean([r["test_accuracy"] for r in h][-50:]) for line in lines for h in line.histories]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
-    axes.set_xlim(left=0)
+    if x == "minutes":
+        axes.set_xscale("log")  # seconds here beside half an hour in the paper
+    else:
+        axes.set_xlim(left=0)
     axes.axhline(0.9, color="#c8c8c8", linewidth=0.8, zorder=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_formatter("{x:,.0f}" if x == "rounds" else "{x:g}")
