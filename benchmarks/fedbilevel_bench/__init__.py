@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,10 @@ def bench(
     rows: list[dict[str, Any]] = []
     for name in names:
         command = [sys.executable, "-m", "fedbilevel_bench", name, str(budget)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        passive = os.environ | {
+            "OMP_WAIT_POLICY": "PASSIVE"
+        }  # or PyTorch's idle threads spin while others are timed
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=passive)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         say(rows[-1])
         if out is not None:

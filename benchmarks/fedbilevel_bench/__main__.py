@@ -15,4 +15,4 @@ if __name__ == "__main__":
     prepare_runtime()
     case = CASES[sys.argv[1]]
     row = measure(case, float(sys.argv[2]))
-    print(json.dumps(row | {"profile": profile(case)}))
+    print(json.dumps(row | {"profile": profile(case, row["ours_s"])}))

@@ -64,10 +64,8 @@ def measure(case: Case, budget: float = 30.0, least: int = 3) -> dict[str, Any]:
 def _warm(iteration: Iteration, case: Case) -> list[float]:
     """Until every program is compiled (each Q was drawn, or most), but not for long."""
     taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < 4 * (case.N + 1) and sum(taken) < 8):
+    while len(taken) < 2 or (len(taken) < 4 * (case.N + 1) and sum(taken) < 8):
         taken.append(seconds(iteration))
-        if sum(taken) > 20:
-            break
     return taken
 
 

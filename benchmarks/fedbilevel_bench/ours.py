@@ -60,14 +60,15 @@ class Watched:
         return timed
 
 
-def profile(case: Case, repeats: int = 12) -> dict[str, float]:
-    """Seconds of one outer iteration by part, and of an evaluation beside it.
+def profile(case: Case, expected: float) -> dict[str, float]:
+    """Seconds of one outer iteration by part, and of an evaluation beside it; fewer repeats if it is slow.
 
     `dispatch` is what remains: checks and means of replies, the ledger, Python.
     """
+    repeats = int(np.clip(4 / expected, 1, 12))
     engine = Watched(Simulation(case.problem, case.clients()))
     iteration, fed = _start(case, engine)
-    for _ in range(4 * (case.N + 1)):
+    for _ in range(min(repeats, 4) * (case.N + 1)):
         iteration()
     engine.seconds.clear()
     start = time.perf_counter()
