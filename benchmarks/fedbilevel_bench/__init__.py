@@ -25,10 +25,7 @@ def bench(
     rows: list[dict[str, Any]] = []
     for name in names:
         command = [sys.executable, "-m", "fedbilevel_bench", name, str(budget)]
-        passive = os.environ | {
-            "OMP_WAIT_POLICY": "PASSIVE"
-        }  # or PyTorch's idle threads spin while others are timed
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=passive)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         say(rows[-1])
         if out is not None:
