@@ -76,3 +76,33 @@ def test_a_million_clients_take_hardly_more_memory_than_a_thousand() -> None:
     few, many = peak_memory(1000), peak_memory(MILLION)
     assert few > 50, "a process that computes"
     assert many < 1.3 * few
+
+
+COHORT = """
+import resource, sys
+from fedbilevel import AggITD, Federation, Simulation
+from fedbilevel.data import DataSettings
+from fedbilevel.problems import HyperRepresentation
+clients = int(sys.argv[1])
+task = HyperRepresentation(hidden=2000).task(DataSettings(name="digits", clients=clients), 0)
+engine = Simulation(task.problem, task.clients, memory_limit=64, devices=1)
+fed, algorithm = Federation(engine), AggITD(upper_steps=1, participation=1.0)
+state = algorithm.init(task.problem)
+for _ in range(2):
+    state = algorithm.step(fed, state)
+float(state.x[0])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_a_cohort_beyond_the_memory_limit_takes_no_more_than_one_within_it() -> None:
+    """A client's reply of 130,000 numbers takes 0.5 MB: 200 of them at once would take 100 MB for each vector."""
+
+    def peak(clients: int) -> float:
+        command = [sys.executable, "-c", COHORT, str(clients)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    few, many = peak(10), peak(200)
+    assert many < few + 64

@@ -22,8 +22,10 @@ class Mean:
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
         """Add stacked replies; return who was left out because a vector is not finite."""
-        finite, total = _finite_sum(replies.reply, weights)
+        arrays, tree = jax.tree.flatten(replies.reply)  # without names: steps with replies of equal shapes share
+        finite, sums = _finite_sum(arrays, weights)
         left_out = _complaints(replies, finite)
+        total = jax.tree.unflatten(tree, map(_on_one_device, sums))
         self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
         valid = np.asarray([client not in left_out for client in replies.clients])
         self.weight += float(weights[valid].sum())
@@ -37,24 +39,27 @@ class Mean:
 
 def not_finite(replies: Replies) -> dict[int, str]:
     """Which of stacked replies have a vector that is not finite, and which vector."""
-    return _complaints(replies, _finite(replies.reply._asdict()))
+    return _complaints(replies, _finite(jax.tree.leaves(replies.reply)))
 
 
-def _complaints(replies: Replies, finite: dict[str, Array]) -> dict[int, str]:
-    flags = {name: np.asarray(ok) for name, ok in finite.items()}
+def present(reply: Any) -> list[str]:
+    """The fields that a reply has; others are None."""
+    return [name for name, value in reply._asdict().items() if value is not None]
+
+
+def _complaints(replies: Replies, finite: list[Array]) -> dict[int, str]:
+    flags = zip(present(replies.reply), map(np.asarray, finite), strict=True)
     return {
         client: f"{name} is not finite"
-        for name, ok in reversed(flags.items())
+        for name, ok in reversed(list(flags))
         for client, good in zip(replies.clients, ok, strict=True)
         if not good
     }
 
 
 @jax.jit
-def _finite(fields: dict[str, Array]) -> dict[str, Array]:
-    return {
-        name: jnp.all(jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for name, a in fields.items() if a is not None
-    }
+def _finite(arrays: list[Array]) -> list[Array]:
+    return [jnp.all(jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for a in arrays]
 
 
 @jax.jit
@@ -63,16 +68,21 @@ def mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
 
 
 @jax.jit
-def _finite_sum(reply: Any, weights: Array) -> tuple[dict[str, Array], Any]:
-    """Which replies are finite, field by field, and Σ_i w_i r_i over the clients i all of whose fields are."""
-    finite = _finite(reply._asdict())
-    valid = jnp.all(jnp.stack(list(finite.values())), axis=0)
+def _finite_sum(arrays: list[Array], weights: Array) -> tuple[list[Array], list[Array]]:
+    """Which replies are finite, array by array, and Σ_i w_i r_i over the clients i all of whose arrays are."""
+    finite = _finite(arrays)
+    valid = jnp.all(jnp.stack(finite), axis=0)
     kept = jnp.where(valid, weights, 0.0)
 
     def total(a: Array) -> Array:
         return jnp.tensordot(kept, jnp.where(jnp.expand_dims(valid, tuple(range(1, a.ndim))), a, 0.0), axes=1)
 
-    return finite, jax.tree.map(total, reply)
+    return finite, [total(a) for a in arrays]
+
+
+def _on_one_device(a: Array) -> Array:
+    """The first of the equal copies that a sum over several devices leaves, to go on with once."""
+    return a.addressable_data(0)
 
 
 @jax.jit

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from . import rng
-from .aggregate import Mean, mix, not_finite
+from .aggregate import Mean, mix, not_finite, present
 from .engines.base import Call, Engine, Held, Replies
 from .errors import SettingsError, TooFewReplies
 from .steps import Descriptor, PerClient, Step
@@ -239,7 +239,7 @@ class Federation:
                 return f"{name} has shape {shape} instead of {shapes[kind]}"
             if value.dtype != jnp.float32:
                 return f"{name} has type {value.dtype} instead of float32"
-        if mean.total is not None and _present(mean.total) != _present(replies.reply):
+        if mean.total is not None and present(mean.total) != present(replies.reply):
             return "another selection of fields than the replies before it"
         return None
 
@@ -289,10 +289,6 @@ def _call(
         else:
             constants[name] = value
     return Call(step, address, tuple(clients), held, arrays, constants, own, samples)
-
-
-def _present(reply: Any) -> list[str]:
-    return [name for name, value in reply._asdict().items() if value is not None]
 
 
 def _nbytes(tree: Any) -> int:

@@ -134,6 +134,6 @@ class Task(NamedTuple):
 
 def task_with_test(problem: Problem, clients: Clients, test: Part) -> Task:
     """A task measured by the problem's metrics on rows kept at the server."""
-    rows = jax.tree.map(jnp.asarray, test)
-    compiled = jax.jit(problem.measure)
-    return Task(problem, clients, lambda x, y: compiled(x, y, rows))
+    device = jax.local_devices()[0]  # one, wherever x and y are: several would each measure all of it
+    rows, compiled = jax.device_put(test, device), jax.jit(problem.measure)
+    return Task(problem, clients, lambda x, y: compiled(*jax.device_put((x, y), device), rows))

@@ -43,7 +43,7 @@ class FederationSettings:
         about("simulation: vmap (clients batched) or map (in turn); left out: what suits the problem"),
     ] = None
     memory_limit: Annotated[
-        Count, about("simulation: MiB for clients' data and features; larger cohorts go in chunks")
+        Count, about("simulation: MiB for a cohort's data and work; a larger one goes in chunks")
     ] = 1024
     devices: Annotated[Count | None, about("simulation: devices to spread clients over; left out: all")] = None
 

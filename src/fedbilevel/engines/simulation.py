@@ -42,7 +42,8 @@ class Simulation:
 
     over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; what
                     the problem says when left out
-    memory_limit    MiB for the data and features of a cohort; a larger one goes in chunks of this size
+    memory_limit    MiB for a cohort's data, its features and what a program makes of them; a cohort that needs
+                    more goes in chunks
     devices         the devices to spread clients over; all that JAX sees, of all processes, when left out
     """
 
@@ -78,7 +79,7 @@ class Simulation:
         self._programs: dict[Any, Any] = {}
         self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
         self._remember = self._compile(lambda shared, each: remember(problem, shared, each))
-        self._client_bytes = self._estimate()
+        self._kept_bytes, self._work_bytes = self._estimate()
 
     def replies(self, call: Call) -> Iterator[Replies]:
         for chunk, asked in self._chunks(call.clients):
@@ -143,7 +144,8 @@ class Simulation:
             batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
         )
         if self._processes == 1:
-            return jax.jit(spread)
+            program = jax.jit(spread)
+            return lambda shared, each: program(jax.device_put(shared, self._everywhere), each)
         program = jax.jit(spread, out_shardings=self._everywhere if gather else self._apart)
 
         def with_all(shared: PyTree, each: PyTree) -> PyTree:
@@ -154,7 +156,10 @@ class Simulation:
 
     def _chunks(self, cohort: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Chunks of equal size, the last filled up with its last client, beside those really asked."""
-        most = max(1, self._limit // self._client_bytes)
+        if self._stays(cohort):
+            most = (self._limit - len(cohort) * self._kept_bytes) // self._work_bytes
+        else:
+            most = max(1, self._limit // (self._kept_bytes + self._work_bytes))
         count = -(-len(cohort) // most)
         size = -(-len(cohort) // count)
         size = -(-size // self._mesh.size) * self._mesh.size
@@ -162,14 +167,19 @@ class Simulation:
             asked = cohort[start : start + size]
             yield asked + asked[-1:] * (size - len(asked)), asked
 
+    def _stays(self, cohort: tuple[int, ...]) -> bool:
+        """Whether a cohort's data and memory are kept: if half of the limit holds them and a client has room."""
+        kept = len(cohort) * self._kept_bytes
+        return kept <= self._limit // 2 and kept + self._work_bytes <= self._limit
+
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
         """The chunk's data, and its memory at the held x.
 
-        Both are kept while the cohort stays the same, for rounds and probes apart, if all of it fits the limit.
+        Both are kept while the cohort stays the same, for rounds and probes apart, if the limit has room for that.
         If not, the data are loaded for every round and there is no memory: a program that embeds for itself leaves
         out what its step does not need.
         """
-        if len(call.clients) * self._client_bytes > self._limit:
+        if not self._stays(call.clients):
             return Resident(self.load(chunk), None, None)
         kind = str(call.address[1])
         if self._kept.get(kind, ((), {}))[0] != call.clients:
@@ -203,14 +213,20 @@ class Simulation:
         copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
 
-    def _estimate(self) -> int:
-        """Bytes a client takes: its data, its memory, and a handful of vectors while a step runs."""
+    def _estimate(self) -> tuple[int, int]:
+        """Bytes of a client: its data and its memory, twice as the old one goes after the new one came; and what a
+        step takes beside them.
+
+        The latter is a rule from measured peaks (docs/scale.md): sixteen vectors, half of them blocks that the
+        allocator keeps for the next program, and a copy of the data on their way to the devices.
+        """
         one = pad(self.clients.load(0), self.clients.capacity)
         x = self.problem.flat_x.vector
         memory = jax.eval_shape(lambda v, d: remember(self.problem, v, d), x, one)
-        leaves = [*jax.tree.leaves(one), *jax.tree.leaves(memory)]
-        vectors = 8 * 4 * (self.problem.size_x + self.problem.size_y)
-        return int(sum(np.prod(a.shape, dtype=np.int64) * a.dtype.itemsize for a in leaves)) + vectors
+        data, memory = (
+            sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)) for tree in (one, memory)
+        )
+        return data + 2 * memory, data + 16 * 4 * (self.problem.size_x + self.problem.size_y)
 
 
 def _first(tree: Any, count: int) -> Any:
