@@ -15,7 +15,7 @@ import pytest
 from fedbilevel import cli
 from fedbilevel.data import DATASETS, sources
 from fedbilevel.data.origins import Npm, Web
-from fedbilevel.record import FILES
+from fedbilevel.record import FILES, LOCK
 
 SMALL = (
     "algorithm.lower_steps=1",
@@ -250,7 +250,7 @@ def test_a_checkpoint_from_another_runs_folder_is_refused(command: Command, earl
     shutil.copy(tmp_path / "other" / "checkpoint.safetensors", earlier)
     before = contents(earlier)
     outcome = command("run", *sets(*QUADRATIC), "--out", earlier, "--resume")
-    one_line(outcome, 2, "checkpoint.safetensors is a checkpoint of another spec")
+    one_line(outcome, 1, "checkpoint.safetensors is a checkpoint of another spec")
     assert contents(earlier) == before
 
 
@@ -269,7 +269,7 @@ def test_a_truncated_checkpoint_is_one_line_and_exit_code_1(command: Command, ea
 def test_a_run_prints_the_ledger_and_the_rounds_an_outer_iteration(command: Command, tmp_path: Path) -> None:
     outcome = command("run", *sets(*DIGITS), "--out", tmp_path / "run", "--log", "tensorboard")
     assert outcome.code == 0, outcome.err
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([*FILES, "tensorboard"])
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([LOCK, *FILES, "tensorboard"])
     assert "rounds an outer iteration: 5\n" in outcome.out
     assert "2 outer iterations, 10 rounds" in outcome.out
     for step in ("gradients", "lower_steps", "hypergradient", "upper_steps", "all"):

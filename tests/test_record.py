@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import CheckpointError, RunFolderError, load_spec
-from fedbilevel.record import LEVELS, Checkpoint, RunFolder, environment, number, summarise
+from fedbilevel.record import LEVELS, LOCK, Checkpoint, RunFolder, environment, number, summarise
 from fedbilevel.spec import Spec
 
 LEDGER = {"steps": {"a": {"rounds": 2, "bytes_up": 3}}, "probes": {}, "rejected": {}}
@@ -35,18 +37,22 @@ def spec() -> Spec:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, spec: Spec) -> RunFolder:
+def folder(tmp_path: Path, spec: Spec) -> Iterator[RunFolder]:
     """A folder with four lines of history and a checkpoint at iteration 2."""
     made = RunFolder(tmp_path / "run")
     made.open(spec, resume=False, overwrite=False)
-    for i in range(4):
+    for i in range(3):
         made.append(line(i))
     made.save(spec, Checkpoint({"x": np.arange(3, dtype=np.float32)}, 2, LEDGER))
-    return made
+    made.append(line(3))
+    with closing(made):
+        yield made
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file() and p.name != LOCK
+    }
 
 
 # The summary ------------------------------------------------------------------------------------------
@@ -90,7 +96,8 @@ def test_a_history_without_accuracy_has_none_in_its_summary() -> None:
 
 def test_opening_makes_the_folder_with_the_spec_and_the_environment(tmp_path: Path, spec: Spec) -> None:
     folder = RunFolder(tmp_path / "deep" / "run")
-    assert folder.open(spec, resume=False, overwrite=False) is None
+    with closing(folder):
+        assert folder.open(spec, resume=False, overwrite=False) is None
     assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "spec.toml"]
     assert load_spec(folder.file("spec.toml")) == spec
     found = json.loads(folder.file("environment.json").read_text())
@@ -137,9 +144,12 @@ def test_a_checkpoint_of_another_spec_is_refused(folder: RunFolder, spec: Spec, 
     foreign = RunFolder(tmp_path / "foreign")
     foreign.open(other, resume=False, overwrite=False)
     foreign.save(other, Checkpoint({"x": np.zeros(3, np.float32)}, 2, LEDGER))
+    foreign.close()
     shutil.copy(foreign.file("checkpoint.safetensors"), folder.path)
     before = contents(folder.path)
-    with pytest.raises(RunFolderError, match="is a checkpoint of another spec"):
+    with pytest.raises(
+        CheckpointError, match="is a checkpoint of another spec; delete it to start this run again"
+    ):
         folder.open(spec, resume=True, overwrite=False)
     assert contents(folder.path) == before
 
@@ -173,7 +183,8 @@ def test_a_folder_left_by_a_process_that_died_while_starting_can_be_used(
     path = tmp_path / "run"
     path.mkdir()
     (path / ".spec.toml.tmp").write_text("seed")
-    assert RunFolder(path).open(spec, resume=resume, overwrite=False) is None
+    with closing(RunFolder(path)) as folder:
+        assert folder.open(spec, resume=resume, overwrite=False) is None
     assert load_spec(path / "spec.toml") == spec
 
 

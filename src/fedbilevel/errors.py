@@ -4,9 +4,10 @@ FedBilevelError            everything this library raises on purpose
 ├── SettingsError          a setting is wrong: names field, value and remedy       (exit code 2)
 │   ├── UnknownName        a name that is not in its table of names                (exit code 2)
 │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
-│   └── RunFolderError     the output folder holds another run, or another spec    (exit code 2)
+│   └── RunFolderError     the output folder holds another run, or is in use       (exit code 2)
 ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
-├── CheckpointError        a checkpoint that cannot be read                        (exit code 1)
+├── CheckpointError        a checkpoint or history that is not as it was written   (exit code 1)
+├── StorageError           the run folder could not be written                     (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
 """
@@ -40,7 +41,7 @@ class CorruptData(SettingsError):
 
 
 class RunFolderError(SettingsError):
-    """The output folder holds another run, or a checkpoint of another spec."""
+    """The output folder holds another run or is in use by one, or cannot be written."""
 
 
 class DataUnavailable(FedBilevelError):
@@ -48,7 +49,11 @@ class DataUnavailable(FedBilevelError):
 
 
 class CheckpointError(FedBilevelError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint or a history that is not as it was written, or is another run's."""
+
+
+class StorageError(FedBilevelError):
+    """The run folder could not be written in the middle of a run; what was written before is whole."""
 
 
 class StepError(FedBilevelError):

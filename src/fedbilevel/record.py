@@ -3,16 +3,21 @@
     spec.toml                the settings as resolved
     history.jsonl            a line an evaluation
     checkpoint.safetensors   the state, with its place in the run and the ledger in the header
+    checkpoint.1.safetensors, checkpoint.2.safetensors   the two before it
     summary.json             rounds, bytes and seconds to each accuracy, and the ledger
     environment.json         versions and machine
     curve.png                accuracy against rounds
 
 Every file but the history is written under a temporary name and renamed. The history is only appended to; on
-resuming it is cut back to the checkpoint. No pickle is read or written.
+resuming it is cut back to the checkpoint. A checkpoint carries the SHA-256 of its own arrays and of the history
+up to it, and both are compared on resuming. A run locks its folder. No pickle is read or written, and no name in a
+file is used as a path.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import math
 import os
@@ -22,29 +27,32 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, final
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from .errors import CheckpointError, RunFolderError
+from .errors import CheckpointError, RunFolderError, StorageError
 from .spec import Spec
 
 LEVELS = ("0.80", "0.85", "0.90", "0.95")
+CHECKPOINTS = ("checkpoint.safetensors", "checkpoint.1.safetensors", "checkpoint.2.safetensors")  # newest first
 FILES = (
     "spec.toml",
     "history.jsonl",
-    "checkpoint.safetensors",
+    CHECKPOINTS[0],
     "summary.json",
     "environment.json",
     "curve.png",
 )
-TEMPORARY = tuple(f".{name}.tmp" for name in FILES)
+LOCK = ".lock"
+SOMETIMES = CHECKPOINTS[1:]
+TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
 
 
 class Checkpoint(NamedTuple):
@@ -55,73 +63,141 @@ class Checkpoint(NamedTuple):
     ledger: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@final
 class RunFolder:
-    """A run folder on disk."""
+    """A run folder on disk. Whoever opens it has it alone until `close`, or until the process ends."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+        self._history = _History(1)
 
     def open(self, spec: Spec, *, resume: bool, overwrite: bool) -> Checkpoint | None:
         """Make the folder ready for a run of this spec; return the checkpoint to go on from, if any.
 
-        Refuses a folder that holds something else, or a run that nobody asked to resume.
+        Refuses a folder that holds something else, or a run that nobody asked to resume, or one that goes on.
         """
-        checkpoint = None
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"--out {self.path} is a file; name a folder")
-        if self.path.is_dir() and any(p.name not in TEMPORARY for p in self.path.iterdir()):
-            if not self.file("spec.toml").exists():
-                raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
-            if resume:
+        if self._used() and not self.file("spec.toml").exists():
+            raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
+        checkpoint = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take()
+            if self._used() and resume:
                 self._same_spec(spec)
                 checkpoint = self.checkpoint(spec)
-            elif overwrite:
+            elif self._used() and overwrite:
                 self._clear()
-            else:
+            elif self._used():
                 raise RunFolderError(
                     f"--out {self.path} holds another run; choose another folder, --resume to go on with it, "
                     "or --overwrite to start again"
                 )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.write("spec.toml", spec.to_toml())  # first: a folder with it is a run, whatever happens next
+            self._write("spec.toml", spec.to_toml())  # first: a folder with it is a run, whatever happens next
             reached = -1 if checkpoint is None else checkpoint.iteration
-            self.write_history(r for r in self.history() if r["iteration"] <= reached)
-            self.write_json("environment.json", environment())
+            kept = [r for r in self.history() if r["iteration"] <= reached]
+            self._write("history.jsonl", _lines(kept))
+            self._history = _History(spec.evaluate.every, kept)
+            self._write("environment.json", _json(environment()))
         except OSError as error:
-            raise RunFolderError(f"--out {self.path} cannot be written: {error.strerror}") from None
+            self.close()
+            raise RunFolderError(
+                f"--out {self.path} cannot be written: {error.strerror}; choose a folder that can"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
         return checkpoint
+
+    def close(self) -> None:
+        """Let others have the folder. The file of the lock stays: who deletes it could lock another one."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take(self) -> None:
+        """Lock the folder; the system takes the lock back when the process ends, however it does."""
+        if self._lock is not None:
+            return
+        stream = self.file(LOCK).open("a+")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            stream.close()
+            raise RunFolderError(
+                f"--out {self.path} is in use by another run (process {owner}); "
+                "wait for its end or choose another folder"
+            ) from None
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        self._lock = stream
+
+    def _used(self) -> bool:
+        return self.path.is_dir() and any(p.name not in (LOCK, *TEMPORARY) for p in self.path.iterdir())
 
     def file(self, name: str) -> Path:
         return self.path / name
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write under a temporary name and rename: a reader sees the old file or the new one."""
-        temporary = self.file(f".{name}.tmp")  # one of TEMPORARY
-        data = content.encode() if isinstance(content, str) else content
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self.file(name))
+        try:
+            self._write(name, content)
+        except OSError as error:
+            raise self._failed(name, error) from None
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write(name, json.dumps(value, indent=2) + "\n")
+        self.write(name, _json(value))
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line to the history."""
-        with self.file("history.jsonl").open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        try:
+            with self.file("history.jsonl").open("a") as stream:
+                stream.write(_lines([record]))
+        except OSError as error:
+            raise self._failed("history.jsonl", error) from None
+        self._history.add(record)
 
     def write_history(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Put these lines in the place of the history."""
-        self.write("history.jsonl", "".join(json.dumps(r) + "\n" for r in list(records)))
+        lines = list(records)
+        self.write("history.jsonl", _lines(lines))
+        self._history = _History(self._history.every, lines)
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        temporary = self.file(f".{name}.tmp")  # one of TEMPORARY
+        data = content.encode() if isinstance(content, str) else content
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.file(name))
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)  # half a file only takes room
+            raise
+
+    def _failed(self, name: str, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.file(name)} could not be written: {error.strerror}; what was written before is whole: "
+            "remedy that and go on with --resume"
+        )
 
     def history(self) -> list[dict[str, Any]]:
         """The whole lines of the history."""
         path = self.file("history.jsonl")
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        try:
+            lines = path.read_text().split("\n") if path.exists() else [""]
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} is not as it was written ({error}); put it back, or --overwrite to start again"
+            ) from None
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads(self.file("summary.json").read_text()))
@@ -130,27 +206,59 @@ class RunFolder:
         return dict(json.loads(self.file("environment.json").read_text()))
 
     def save(self, spec: Spec, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; the two before it are kept. At no moment is there none."""
         header = {
             "spec": spec.digest,
             "iteration": str(checkpoint.iteration),
             "ledger": json.dumps(checkpoint.ledger),
+            "history": self._history.digest,
         }
-        self.write("checkpoint.safetensors", save(checkpoint.arrays, header))
+        header["sha256"] = _digest(checkpoint.arrays, header)
+        try:
+            with self.file("history.jsonl").open("a") as stream:
+                os.fsync(stream.fileno())  # the lines that the checkpoint vouches for
+            newest, second, third = map(self.file, CHECKPOINTS)
+            if second.exists():
+                second.replace(third)
+            if newest.exists():
+                spare = self.file(f".{second.name}.tmp")
+                spare.unlink(missing_ok=True)
+                spare.hardlink_to(newest)
+                spare.replace(second)
+            self._write(newest.name, save(checkpoint.arrays, header))
+        except OSError as error:
+            raise self._failed("checkpoint.safetensors", error) from None
 
     def checkpoint(self, spec: Spec) -> Checkpoint | None:
-        """The saved checkpoint; None when the run did not get that far."""
-        path = self.file("checkpoint.safetensors")
-        if not path.exists():
+        """The newest checkpoint that is there; None when the run did not get that far."""
+        path = next((p for p in map(self.file, CHECKPOINTS) if p.exists()), None)
+        if path is None:
             return None
+        rest = [p.name for p in map(self.file, CHECKPOINTS) if p.exists() and p != path]
+        remedy = (
+            f"delete it to go on from {rest[0]}, the one before" if rest else "delete it to start this run again"
+        )
         try:
             with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
+                header = dict(file.metadata() or {})
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            digest, iteration, ledger = header["spec"], int(header["iteration"]), json.loads(header["ledger"])
+            vouched, iteration, ledger = (
+                header.pop("sha256"),
+                int(header["iteration"]),
+                json.loads(header["ledger"]),
+            )
         except (SafetensorError, KeyError, ValueError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}); delete it to start this run again") from None
-        if digest != spec.digest:
-            raise RunFolderError(f"{path} is a checkpoint of another spec; choose another --out, or --overwrite")
+            raise CheckpointError(f"{path} cannot be read ({error}); {remedy}") from None
+        if header["spec"] != spec.digest:
+            raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
+        if vouched != _digest(arrays, header):
+            raise CheckpointError(f"{path} is not as it was written: its SHA-256 differs; {remedy}")
+        history = [r for r in self.history() if r["iteration"] <= iteration]
+        if header["history"] != _History(spec.evaluate.every, history).digest:
+            raise CheckpointError(
+                f"{self.file('history.jsonl')} is not as it was written: up to iteration {iteration} it differs "
+                f"from what {path.name} vouches for; put it back, or --overwrite to start again"
+            )
         return Checkpoint(arrays, iteration, ledger)
 
     def _same_spec(self, spec: Spec) -> None:
@@ -172,8 +280,45 @@ class RunFolder:
     def _clear(self) -> None:
         """Take out what runs write; the spec last, so that a folder cleared by half is still a run's."""
         shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
-        for name in reversed((*FILES, *TEMPORARY)):
+        for name in reversed((*FILES, *SOMETIMES, *TEMPORARY)):
             self.file(name).unlink(missing_ok=True)
+
+
+@final
+class _History:
+    """A running SHA-256 of a history.
+
+    Lines off the schedule are left out: the last word of a budget is taken back when a larger one goes on.
+    """
+
+    def __init__(self, every: int, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.every, self._sum = every, hashlib.sha256()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if record["iteration"] % self.every == 0:
+            self._sum.update(_lines([record]).encode())
+
+    @property
+    def digest(self) -> str:
+        return self._sum.hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(r) + "\n" for r in records)
+
+
+def _digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, str]) -> str:
+    """The SHA-256 of everything in a checkpoint."""
+    made = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, a in sorted(arrays.items()):
+        made.update(f"{name} {a.dtype} {a.shape}\n".encode() + np.ascontiguousarray(a).tobytes())
+    return made.hexdigest()
 
 
 def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import processes, rng
-from .errors import StepError, TooFewReplies
+from .errors import CheckpointError, StepError, TooFewReplies
 from .federation import Federation, Ledger
 from .probes import losses
 from .problem import Task
@@ -69,7 +69,7 @@ def run(
     """
     task = spec.task()
     folder, writes = RunFolder(Path(out)), processes.is_first()
-    with _counting_compilations() as compilations:
+    with _counting_compilations() as compilations, closing(folder):
         engine, start = spec.federation.build(task), spec.algorithm.init(task.problem, task.clients.count)
         state = start
 
@@ -78,7 +78,7 @@ def run(
             saved = folder.open(spec, resume=resume, overwrite=overwrite)
             if saved is None:
                 return 0, Ledger().to_mapping(), []
-            state = type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
+            state = _restored(start, saved)
             return saved.iteration, saved.ledger, folder.history()
 
         iteration, books, records = processes.from_first(open_folder)
@@ -199,6 +199,15 @@ def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:
     count = min(spec.evaluate.clients, task.clients.count)
     chosen = rng.generator(spec.seed, "evaluate").choice(task.clients.count, count, replace=False)
     return tuple(int(c) for c in sorted(chosen))
+
+
+def _restored(start: Any, saved: Checkpoint) -> Any:
+    """The saved state, if it has the fields, shapes and types of one that this spec starts from."""
+    wanted = {name: (a.shape, str(a.dtype)) for name, a in start._asdict().items()}
+    found = {name: (a.shape, str(a.dtype)) for name, a in saved.arrays.items()}
+    if wanted != found:
+        raise CheckpointError(f"the checkpoint holds {found} where this spec's state is {wanted}; delete it")
+    return type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
 
 
 def _checkpoint(state: Any, iteration: int, ledger: Ledger) -> Checkpoint:
