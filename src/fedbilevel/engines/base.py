@@ -63,11 +63,15 @@ class Call:
 
 
 class Replies(NamedTuple):
-    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason."""
+    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason.
+
+    `wire` has the bytes of the messages up and down, headers and all, on an engine that sends any.
+    """
 
     clients: tuple[int, ...]
     reply: Any
     failures: Mapping[int, str] = {}
+    wire: tuple[int, int] = (0, 0)
 
 
 class Engine(Protocol):
