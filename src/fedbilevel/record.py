@@ -6,6 +6,7 @@
     summary.json             rounds, bytes and seconds to each accuracy, and the ledger
     environment.json         versions and machine
     curve.png                accuracy against rounds
+    federation.json          on a real federation: its sites, and every job that it took
 
 Every file but the history is written under a temporary name and renamed. The history is only appended to; on
 resuming it is cut back to the checkpoint. No pickle is read or written.
@@ -43,6 +44,7 @@ FILES = (
     "summary.json",
     "environment.json",
     "curve.png",
+    "federation.json",
 )
 TEMPORARY = tuple(f".{name}.tmp" for name in FILES)
 
