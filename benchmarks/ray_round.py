@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     import ray_round  # under a name that actors can import
-
     from fedbilevel.engines.ray import Ray
 
     alone = ray_round.median_round(fb.Simulation(problem(), clients(), devices=1), options.rounds)

@@ -16,8 +16,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # Top to bottom. A room may use those below it and itself, never one above.
 ROOMS = [
+    "__main__",
     "cli",
     "console",
+    "federate",
     "studies",
     "run",
     "report",

@@ -1,0 +1,5 @@
+"""`python -m fedbilevel` is the command `fedbilevel`."""
+
+from .cli import main
+
+main()
