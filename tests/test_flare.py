@@ -200,7 +200,7 @@ def test_a_site_killed_in_every_kind_of_round_changes_no_bit_of_the_result(
 
     def kill() -> None:
         seen = len(audited(local, "site-2"))
-        limit = time.monotonic() + 240
+        limit = time.monotonic() + 900
         for kind, fits in KINDS.items():
             while kind not in killed and time.monotonic() < limit:
                 for asked in audited(local, "site-2")[seen:]:
@@ -267,6 +267,29 @@ def test_a_site_of_a_foreign_authority_is_refused(local: LocalFederation, tmp_pa
     assert shake(own) != b""
     with pytest.raises(ssl.SSLError):
         shake(other)
+
+
+def test_a_site_that_answers_nan_is_named_and_one_that_cannot_load_is_refused_and_the_run_goes_on(
+    local: LocalFederation, uninterrupted: fb.Result, tmp_path: Path
+) -> None:
+    files = [local.site_file(name) for name in NAMES[1:]]
+    before = [file.read_text() for file in files]
+    rows = files[0].parent / "nan.npz"
+    with np.load(files[0].parent / "rows.npz") as own:
+        np.savez(rows, **{name: own[name] * np.nan if name == "lower.inputs" else own[name] for name in own.files})
+    files[0].write_text(before[0].replace("rows.npz", "nan.npz"))
+    files[1].write_text(before[1].replace("rows.npz", "gone.npz"))
+    try:
+        result = submit(local, spec(federation__min_replies=1, stop__iterations=2), tmp_path / "run")
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    (job,) = jobs(result.folder)
+    assert job["finished"] and list(job["refused"]) == ["site-3"] and "gone.npz" in job["refused"]["site-3"]
+    rejected = result.summary["rejected"]
+    assert rejected["client 1: gradients: q is not finite"] == 2
+    assert any(reason.startswith("client 2: gradients: site-3: SettingsError: data.npz") for reason in rejected)
+    assert result.summary["iterations"] == 2
 
 
 def test_the_command_runs_it_all(tmp_path: Path) -> None:

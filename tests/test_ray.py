@@ -130,7 +130,9 @@ def main(folder: Path) -> None:
     before = engine.whereabouts()
     seen["nodes"] = len({node for node, _ in before})
     seen["two actors"] = trace(engine)
-    seen["actor killed"] = with_a_kill(engine, folder, lambda pid: os.kill(pid, signal.SIGKILL), {before[0][1]})
+    seen["actor killed"] = with_a_kill(
+        engine, folder, lambda pid: os.kill(pid, signal.SIGKILL), {pid for _, pid in before}
+    )
     seen["actors that lived"] = len(set(before) & set(engine.whereabouts()))
     there = {pid for node, pid in engine.whereabouts() if node == second.node_id}
     seen["node killed"] = with_a_kill(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ try:
 except ImportError:
     raise SettingsError("engine ray needs an extra: pip install 'fedbilevel[ray]'") from None
 
-ATTEMPTS = 2  # of an actor's part, beside the retries that Ray makes itself
+PAUSE = 0.2  # seconds before a part is asked for again
 
 
 class Part(NamedTuple):
@@ -124,7 +125,7 @@ class Ray:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
         settings = dict(over=over, memory_limit=memory_limit, devices=devices)
         places = placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
-        make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(Worker)
+        make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Worker)
         fresh = dataclasses.replace(problem)  # without what it has cached, which does not travel
         self._task = ray.put((fresh, clients))
         self.actors = [
@@ -158,11 +159,13 @@ class Ray:
             return self.actors[i].reply.remote([self._task], parts[i], down, *held)
 
         running = [ask(i) for i in range(len(parts))]
+        limit = time.monotonic() + self._timeout
         for i, part in enumerate(parts):
             asked = part.clients[: part.asked]
-            for attempt in range(ATTEMPTS):
+            while True:
                 try:
-                    yield Replies(asked, call.step.reply_type(**ray.get(running[i], timeout=self._timeout)))
+                    fields = ray.get(running[i], timeout=max(0.1, limit - time.monotonic()))
+                    yield Replies(asked, call.step.reply_type(**fields))
                     break
                 except RayTaskError as error:
                     if isinstance(error.cause, FedBilevelError):
@@ -171,9 +174,8 @@ class Ray:
                 except GetTimeoutError:
                     yield Replies((), None, dict.fromkeys(asked, f"no reply within {self._timeout:g} s"))
                     break
-                except RayError as error:  # an actor that died too often, or a reply lost with its node
-                    if attempt + 1 == ATTEMPTS:
-                        yield Replies((), None, dict.fromkeys(asked, f"actor {i}: {type(error).__name__}"))
+                except RayError:  # an actor that is being made again, or a reply lost with its node
+                    time.sleep(PAUSE)
                     running[i] = ask(i)
 
     def close(self) -> None:

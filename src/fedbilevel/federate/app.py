@@ -139,7 +139,13 @@ def deliver(requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
         for site, request in requests.items()
         if site in up
     ]
+    started = time.monotonic()
     for queue in waiting:
         replies.update(queue)
-        failures.update({site: str(error).splitlines()[0][:300] for site, error in queue.failures.items()})
+        early = time.monotonic() - started < timeout  # FLARE calls it a timeout also when it gives up on a site
+        for site, error in queue.failures.items():
+            reason = str(error).splitlines()[0][:300]
+            failures[site] = (
+                "the site is gone, or the job was aborted" if early and "timed out" in reason else reason
+            )
     return Delivery(replies, failures)
