@@ -296,7 +296,7 @@ def test_the_command_runs_it_all(tmp_path: Path) -> None:
     sets = [f"--set={key}={value}" for key, value in SETTINGS.items() if key != "stop.iterations"]
     command = [sys.executable, "-m", "fedbilevel", "federate", "--simulate-sites", "2", *sets]
     command += ["--set=federation.min_replies=2", "--set=stop.iterations=2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "rounds an outer iteration: 5" in done.stdout and "test accuracy" in done.stdout
     assert {"history.jsonl", "summary.json", "curve.png", "federation.json"} <= {
