@@ -44,9 +44,9 @@ FILES = (
     "summary.json",
     "environment.json",
     "curve.png",
-    "federation.json",
 )
-TEMPORARY = tuple(f".{name}.tmp" for name in FILES)
+FEDERATION = "federation.json"  # only a run on a real federation has it
+TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, FEDERATION))
 
 
 class Checkpoint(NamedTuple):
@@ -174,7 +174,7 @@ class RunFolder:
     def _clear(self) -> None:
         """Take out what runs write; the spec last, so that a folder cleared by half is still a run's."""
         shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
-        for name in reversed((*FILES, *TEMPORARY)):
+        for name in reversed((*FILES, FEDERATION, *TEMPORARY)):
             self.file(name).unlink(missing_ok=True)
 
 

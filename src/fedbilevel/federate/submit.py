@@ -19,12 +19,11 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
-from ..record import RunFolder
+from ..record import FEDERATION, RunFolder
 from ..run import Observer, Progress, Result
 from ..spec import Spec
 from .job import NAME, write_job
 
-RECORD = "federation.json"
 CARRIED = ("spec.toml", "history.jsonl", "checkpoint.safetensors")
 PAUSE = 0.5  # seconds between two looks at a job
 RECENT = 45.0  # seconds since a site's last sign of life within which it counts as up
@@ -88,8 +87,8 @@ class Submission:
         """Run a spec into a folder of this machine, or go on with it."""
         folder = RunFolder(out)
         record: dict[str, Any] = {"sites": self.sites, "jobs": []}
-        if resume and folder.file(RECORD).exists():
-            record = json.loads(folder.file(RECORD).read_text())
+        if resume and folder.file(FEDERATION).exists():
+            record = json.loads(folder.file(FEDERATION).read_text())
             if record["sites"] != self.sites:
                 raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
         folder.open(spec, resume=resume, overwrite=overwrite)
@@ -102,7 +101,7 @@ class Submission:
             finally:
                 self.kit.drop()  # a session that is left open keeps this process alive
                 job["seconds"] = round(time.time() - job["started"], 2)
-                folder.write_json(RECORD, record)
+                folder.write_json(FEDERATION, record)
             if job.get("finished"):
                 break
             failed += 1
