@@ -296,9 +296,13 @@ def test_the_command_runs_it_all(tmp_path: Path) -> None:
     sets = [f"--set={key}={value}" for key, value in SETTINGS.items() if key != "stop.iterations"]
     command = [sys.executable, "-m", "fedbilevel", "federate", "--simulate-sites", "2", *sets]
     command += ["--set=federation.min_replies=2", "--set=stop.iterations=2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert "rounds an outer iteration: 5" in done.stdout and "test accuracy" in done.stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            out, complaints = running.communicate(timeout=600)
+        finally:
+            running.terminate()  # it ends the federation that it started
+    assert running.returncode == 0, complaints
+    assert "rounds an outer iteration: 5" in out and "test accuracy" in out
     assert {"history.jsonl", "summary.json", "curve.png", "federation.json"} <= {
         f.name for f in (tmp_path / "run").iterdir()
     }

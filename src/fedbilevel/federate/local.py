@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,7 @@ class LocalFederation:
         self._kits = self._folder / "kits" / PROJECT / "prod_00"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.starts: dict[str, int] = {}
+        self._before: Any = None
 
     @property
     def admin_kit(self) -> Path:
@@ -85,6 +87,8 @@ class LocalFederation:
 
     def __enter__(self) -> LocalFederation:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, _leave)  # else what was started would outlive us
         try:
             self._provision()
             self.start(SERVER)
@@ -105,6 +109,9 @@ class LocalFederation:
         for process in self.processes.values():
             process.wait()
         self.processes.clear()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def start(self, name: str) -> None:
         """Start the server or a site; its words go to NAME.log."""
@@ -199,6 +206,11 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _leave(number: int, _: object) -> None:
+    """End as by `sys.exit`, through every `with`."""
+    sys.exit(128 + number)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
