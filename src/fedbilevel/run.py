@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,8 +71,8 @@ def run(
     """
     task = spec.task()
     folder, writes = RunFolder(Path(out)), processes.is_first()
-    with _counting_compilations() as compilations:
-        engine = (build or spec.federation.build)(task)
+    with _counting_compilations() as compilations, ExitStack() as stack:
+        engine = stack.enter_context(closing((build or spec.federation.build)(task)))
         state = start = spec.algorithm.init(task.problem, task.clients.count)
 
         def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:

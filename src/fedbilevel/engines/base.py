@@ -86,6 +86,9 @@ class Engine(Protocol):
     def replies(self, call: Call) -> Iterator[Replies]:
         """Run the step on every client of the cohort; yield replies in the order of the cohort."""
 
+    def close(self) -> None:
+        """Let go of data, and of processes; there are no more calls."""
+
 
 def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> dict[str, Any]:
     """Draw the rows of a call for one client, at the address (seed, kind, round, argument, client)."""

@@ -133,6 +133,9 @@ class Flare:
             else:
                 yield Replies((client,), reply, {}, (got, sent[site]))
 
+    def close(self) -> None:
+        """Nothing is kept here; sites end with their job."""
+
     def _header(self, call: Call, client: int, number: int) -> dict[str, Any]:
         return {
             "kind": "step",
