@@ -14,15 +14,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import pickle
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..problem import Over, Problem
+from ..runtime import cache_programs, keep_memory
 from ..steps import Descriptor, PerClient, find_step
 from .base import Call, Held, Replies
 from .simulation import Simulation
@@ -60,7 +63,10 @@ class Part(NamedTuple):
 class Worker:
     """An actor: a simulation of whichever clients it is asked for."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], cpu_devices: int) -> None:
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+        keep_memory()
+        cache_programs()
         self._settings = settings
         self._simulation: Simulation | None = None
 
@@ -124,12 +130,13 @@ class Ray:
         self.problem, self.clients, self._timeout = problem, clients, timeout
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
         settings = dict(over=over, memory_limit=memory_limit, devices=devices)
+        see = jax.config.values["jax_num_cpu_devices"]  # an actor's JAX is to see as many as this process' does
         places = placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Worker)
         fresh = dataclasses.replace(problem)  # without what it has cached, which does not travel
         self._task = ray.put((fresh, clients))
         self.actors = [
-            make.options(scheduling_strategy=PlacementGroupSchedulingStrategy(places, i)).remote(settings)
+            make.options(scheduling_strategy=PlacementGroupSchedulingStrategy(places, i)).remote(settings, see)
             for i in range(actors)
         ]
         self._places = places
@@ -151,7 +158,9 @@ class Ray:
     def replies(self, call: Call) -> Iterator[Replies]:
         check_found(call.step.address)
         own = {name: PerClient(_host(each.values)) for name, each in call.own.items()}
-        down = ray.put(({name: _host(value) for name, value in call.arrays.items()}, own))
+        arrays = {name: _host(value) for name, value in call.arrays.items()}
+        down, sent = ray.put((arrays, own)), message_bytes((arrays, own))
+        sent += sum(message_bytes(_host(h.value)) for name, h in call.held.items() if self._lacks(name, h))
         held = [self._shelve(name, value) for name, value in call.held.items()]
         parts = list(self._parts(call))
 
@@ -161,18 +170,19 @@ class Ray:
         running = [ask(i) for i in range(len(parts))]
         limit = time.monotonic() + self._timeout
         for i, part in enumerate(parts):
-            asked = part.clients[: part.asked]
+            asked, size = part.clients[: part.asked], sent + message_bytes(part)
             while True:
                 try:
                     fields = ray.get(running[i], timeout=max(0.1, limit - time.monotonic()))
-                    yield Replies(asked, call.step.reply_type(**fields))
+                    yield Replies(asked, call.step.reply_type(**fields), wire=(message_bytes(fields), size))
                     break
                 except RayTaskError as error:
                     if isinstance(error.cause, FedBilevelError):
                         raise error.cause from None
                     raise StepError(f"{call}: {type(error.cause).__name__}: {error.cause}") from error
                 except GetTimeoutError:
-                    yield Replies((), None, dict.fromkeys(asked, f"no reply within {self._timeout:g} s"))
+                    late = dict.fromkeys(asked, f"no reply within {self._timeout:g} s")
+                    yield Replies((), None, late, (0, size))
                     break
                 except RayError:  # an actor that is being made again, or a reply lost with its node
                     time.sleep(PAUSE)
@@ -197,11 +207,21 @@ class Ray:
             full = asked + asked[-1:] * (size - len(asked))
             yield Part(call.step.address, call.address, full, len(asked), versions, call.constants, call.samples)
 
+    def _lacks(self, name: str, held: Held) -> bool:
+        return self._held.get(name, (None,))[0] != held.version
+
     def _shelve(self, name: str, held: Held) -> Any:
         """The reference of a held vector; put into the object store once a version."""
-        if self._held.get(name, (None,))[0] != held.version:
+        if self._lacks(name, held):
             self._held[name] = held.version, ray.put(_host(held.value))
         return self._held[name][1]
+
+
+def message_bytes(value: Any) -> int:
+    """The bytes of a value as Ray sends it, a pickle with the arrays beside it. No array is copied for it."""
+    arrays: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
+    return len(head) + sum(memoryview(array).nbytes for array in arrays)
 
 
 def check_found(step: str) -> None:
