@@ -24,6 +24,7 @@ from ..engines.flare.server import Delivery
 from ..errors import FedBilevelError
 from ..problem import Task
 from ..run import Progress, run
+from ..runtime import cache_programs, keep_memory
 from ..spec import parse
 from .job import NAME, ORDER
 from .sitefile import load_site
@@ -42,6 +43,8 @@ class SiteApp:
     @collab.init
     def start(self) -> None:
         """Load the site's own data and problem."""
+        keep_memory()
+        cache_programs()  # a site that was killed is back the sooner
         try:
             made = load_site(Path(os.environ[SITE_FILE]))
             self._site = Site(made.problem, made.data, modules=made.modules, audit=made.audit)
@@ -71,6 +74,8 @@ class ServerApp:
     @collab.main
     def run(self) -> None:
         """Run the job to its end, or raise."""
+        keep_memory()
+        cache_programs()
         context = collab.fl_ctx
         job, workspace = context.get_job_id(), collab.workspace
         custom = Path(workspace.get_app_custom_dir(job))

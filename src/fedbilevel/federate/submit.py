@@ -141,6 +141,8 @@ class Submission:
                 elif time.monotonic() > limit:
                     where = status or "server out of reach"
                     job |= {"ended": True, "reason": f"no sign of it ({where}): {error}"}
+                    if status is None:
+                        return  # nobody there to say farewell to
                 continue
             follow.take(news, job)
             limit = time.monotonic() + self.patience
