@@ -329,6 +329,7 @@ def test_a_new_session_holds_nothing(site: Site) -> None:
             {"step": "fedbilevel.algorithms.local:nothing"},
             "client step 'fedbilevel.algorithms.local:nothing' is unknown",
         ),
+        ({"step": "fedbilevel.__main__:main"}, "client step 'fedbilevel.__main__:main' is unknown"),
         ({"step": 3}, "the header has no step that is a str"),
         ({"client": True}, "the header has no client that is a int"),
         ({"samples": {"zeta": {"kind": "all"}}}, "a sample is described as {'kind': 'all'}"),
