@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +112,9 @@ def site_command(
 
 @app.command("federate")
 def federate_command(
-    spec: SpecFile = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; the preset `sites` when left out.")
+    ] = None,
     sets: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
     kit: Annotated[Path | None, typer.Option("--kit", help="The kit of an admin, as provisioned.")] = None,
@@ -125,6 +128,7 @@ def federate_command(
         Path | None, typer.Option("--work", help="Keep kits and logs of simulated sites here.")
     ] = None,
     restarts: Annotated[int, typer.Option(min=0, help="Failed jobs after which another goes on.")] = 5,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a site has for a step.")] = 600.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
@@ -135,19 +139,19 @@ def federate_command(
         raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
     if (kit is None) == (simulate is None):
         raise SettingsError("give either --kit DIR, of a federation that runs, or --simulate-sites N")
-    names = sites.split(",") if sites else None
+    names, build = sites.split(",") if sites else None, partial(federated, spec, sets or [])
     with ExitStack() as stack:
         observers: list[Observer] = [] if quiet else [stack.enter_context(Bar())]
-        options: dict[str, Any] = dict(restarts=restarts, resume=resume, overwrite=overwrite, observers=observers)
         say = (lambda text: None) if quiet else (lambda text: err.print(text, markup=False, highlight=False))
+        options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, observers=observers)
+        options |= dict(restarts=restarts, timeout=timeout, say=say)
         try:
             if simulate is not None:
-                own = [*_everyone(spec), *(sets or []), f"data.clients={simulate}"]
-                chosen = federated(load_spec(spec, own), simulate)
-                result = simulate_run(chosen, folder, work=work, say=say, **options)
+                chosen = build(simulate)
+                result = simulate_run(chosen, folder, work=work, **options)
             else:
                 assert kit is not None
-                chosen, result = kit_run(load_spec(spec, sets or []), folder, kit, names, say=say, **options)
+                chosen, result = kit_run(build, folder, kit, names, **options)
         except KeyboardInterrupt:
             stack.close()
             err.print("interrupted; the run goes on from its last checkpoint with --resume")
@@ -308,11 +312,6 @@ def main() -> None:
     except FedBilevelError as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-
-
-def _everyone(spec: str | None) -> list[str]:
-    """A few sites all take part, unless a spec says otherwise."""
-    return ["algorithm.participation=1.0"] if spec is None else []
 
 
 def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:

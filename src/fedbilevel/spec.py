@@ -219,7 +219,7 @@ def _read(source: str | Path | None) -> dict[str, Any]:
         return tomllib.loads(text)
     except OSError as error:
         raise SettingsError(
-            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo' or 'paper'"
+            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo', 'paper' or 'sites'"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"spec {name} is not TOML: {error}") from None
