@@ -79,18 +79,21 @@ class LocalFederation:
     @property
     def admin_kit(self) -> Path:
         """The kit of who submits runs."""
-        return self._kits / ADMIN
+        return self.kit(ADMIN)
+
+    def kit(self, name: str) -> Path:
+        """The kit of a participant."""
+        return self._kits / name
 
     def site_file(self, name: str) -> Path:
         """The TOML of a site."""
         return self._sites[name]
 
     def __enter__(self) -> LocalFederation:
-        self._folder.mkdir(parents=True, exist_ok=True)
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, _leave)  # else what was started would outlive us
         try:
-            self._provision()
+            self.provision()
             self.start(SERVER)
             for name in self._sites:
                 self.start(name)
@@ -120,9 +123,9 @@ class LocalFederation:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         if name == SERVER:
-            command = ["bash", str(self._kits / SERVER / "startup" / "sub_start.sh"), "--once"]
+            command = ["bash", str(self.kit(SERVER) / "startup" / "sub_start.sh"), "--once"]
         else:
-            kit = str(self._kits / name)
+            kit = str(self.kit(name))
             command = [
                 sys.executable,
                 "-m",
@@ -147,9 +150,11 @@ class LocalFederation:
             self.start(name)
         return ended
 
-    def _provision(self) -> None:
+    def provision(self) -> None:
+        """Make the authority and a kit for each participant, if there is none yet."""
         if self.admin_kit.exists():
             return
+        self._folder.mkdir(parents=True, exist_ok=True)
         project = self._folder / "project.json"  # JSON is YAML
         project.write_text(json.dumps(_project(list(self._sites), _free_port()), indent=2))
         done = subprocess.run(
@@ -174,7 +179,7 @@ class LocalFederation:
 
     def _settle_server(self) -> None:
         """The server's own files into its folder, as FLARE would share one among all servers of a machine."""
-        local = self._kits / SERVER / "local"
+        local = self.kit(SERVER) / "local"
         text = (local / "resources.json.default").read_text()
         resources = json.loads(text.replace("/tmp/nvflare", str(self._folder / "server")))
         resources["servers"][0]["heart_beat_timeout"] = 30
