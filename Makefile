@@ -9,7 +9,7 @@ demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/de
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: lint coverage  ## ruff, mypy strict, and the tests with their coverage
 
@@ -19,7 +19,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 coverage: $(READY)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
 
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench

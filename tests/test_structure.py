@@ -19,6 +19,7 @@ ROOMS = [
     "__main__",
     "cli",
     "console",
+    "federate",
     "studies",
     "run",
     "report",

@@ -1,4 +1,4 @@
-"""The command line: `fedbilevel run`, `fedbilevel data`, `fedbilevel check`.
+"""The command line: `fedbilevel run`, `fedbilevel federate`, `fedbilevel data`, `fedbilevel check`, ....
 
 Errors that this library raises on purpose are one line on the standard error; the exit code is 2 for wrong
 settings and 1 for what went wrong later.
@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from .algorithms import AggITD
 from .check import check as check_problem
 from .console import Bar, err, logger
 from .errors import DataUnavailable, FedBilevelError, SettingsError, UnknownName
+from .federate import load_site
+from .federate.commands import federated, join, kit_run, need_flare, simulate_run
 from .problems import Quadratic
 from .report import ledger_table, outcome_table, study_table, text_curve
 from .run import Observer, Result, run
@@ -83,6 +86,73 @@ def run_command(
         try:
             result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
         except KeyboardInterrupt:  # here, as Typer would end without a word
+            stack.close()
+            err.print("interrupted; the run goes on from its last checkpoint with --resume")
+            raise typer.Exit(130) from None
+    if not quiet:
+        _show(chosen, result)
+
+
+@app.command("site")
+def site_command(
+    site: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's data and problem.")],
+    kit: Annotated[Path | None, typer.Option("--kit", help="The site's kit, as provisioned.")] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Load everything once before joining.")] = True,
+) -> None:
+    """Take part in a federation with data of one's own; without --kit, only check that they load."""
+    if check or kit is None:
+        made = load_site(site)
+        p, q = made.problem.size_x, made.problem.size_y
+        _say(
+            f"{made.data.lower.rows} lower and {made.data.upper.rows} upper rows; {p} parameters of x and {q} of y"
+        )
+    if kit is not None:
+        join(site, kit)
+
+
+@app.command("federate")
+def federate_command(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; the preset `sites` when left out.")
+    ] = None,
+    sets: Sets = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
+    kit: Annotated[Path | None, typer.Option("--kit", help="The kit of an admin, as provisioned.")] = None,
+    simulate: Annotated[
+        int | None, typer.Option("--simulate-sites", min=1, help="Start a server and this many sites here.")
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="The registered sites, A,B,C; those that are up if left out.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Keep kits and logs of simulated sites here.")
+    ] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Failed jobs after which another goes on.")] = 5,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a site has for a step.")] = 600.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+) -> None:
+    """Run a spec on a real federation: sites that keep their data, and send vectors."""
+    need_flare()
+    if folder is None:
+        raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
+    if (kit is None) == (simulate is None):
+        raise SettingsError("give either --kit DIR, of a federation that runs, or --simulate-sites N")
+    names, build = sites.split(",") if sites else None, partial(federated, spec, sets or [])
+    with ExitStack() as stack:
+        observers: list[Observer] = [] if quiet else [stack.enter_context(Bar())]
+        say = (lambda text: None) if quiet else (lambda text: err.print(text, markup=False, highlight=False))
+        options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, observers=observers)
+        options |= dict(restarts=restarts, timeout=timeout, say=say)
+        try:
+            if simulate is not None:
+                chosen = build(simulate)
+                result = simulate_run(chosen, folder, work=work, **options)
+            else:
+                assert kit is not None
+                chosen, result = kit_run(build, folder, kit, names, **options)
+        except KeyboardInterrupt:
             stack.close()
             err.print("interrupted; the run goes on from its last checkpoint with --resume")
             raise typer.Exit(130) from None

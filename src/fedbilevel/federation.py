@@ -35,13 +35,23 @@ _versions = itertools.count()
 
 @dataclass
 class Account:
-    """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars."""
+    """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars.
+
+    `wire_up` and `wire_down` are the bytes of whole messages, as measured by an engine that sends them.
+    """
 
     rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
     rejected: int = 0
+    wire_up: int = 0
+    wire_down: int = 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The account as JSON values; without the wire where there is none."""
+        values = dataclasses.asdict(self)
+        return {k: v for k, v in values.items() if v or not k.startswith("wire_")}
 
 
 @dataclass
@@ -75,7 +85,7 @@ class Ledger:
         """The ledger as JSON values, and `from_mapping` the way back."""
         books = {"steps": self.steps, "probes": self.probes}
         mapping: dict[str, Any] = {
-            book: {name: dataclasses.asdict(a) for name, a in accounts.items()} for book, accounts in books.items()
+            book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
         }
         return {**mapping, "rejected": dict(self.rejected)}
 
@@ -205,6 +215,8 @@ class Federation:
         for replies in self.engine.replies(call):
             reasons.update(replies.failures)
             wrong = self._misfit(call, replies, mean)
+            account.wire_up += replies.wire[0]
+            account.wire_down += replies.wire[1]
             account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
             if wrong:
                 reasons.update(dict.fromkeys(replies.clients, wrong))

@@ -7,6 +7,7 @@
     summary.json             rounds, bytes and seconds to each accuracy, and the ledger
     environment.json         versions and machine
     curve.png                accuracy against rounds
+    federation.json          on a real federation: its sites, and every job that it took
 
 Every file but the history is written under a temporary name and renamed. The history is only appended to; on
 resuming it is cut back to the checkpoint. A checkpoint carries the SHA-256 of its own arrays and of the history
@@ -51,7 +52,8 @@ FILES = (
     "curve.png",
 )
 LOCK = ".lock"
-SOMETIMES = CHECKPOINTS[1:]
+FEDERATION = "federation.json"  # only a run on a real federation has it
+SOMETIMES = (*CHECKPOINTS[1:], FEDERATION)
 TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
 
 

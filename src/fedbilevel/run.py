@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import processes, rng
+from .engines import Engine
 from .errors import CheckpointError, StepError, TooFewReplies
 from .federation import Federation, Ledger
 from .probes import losses
@@ -60,8 +61,9 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
+    build: Callable[[Task], Engine] | None = None,
 ) -> Result:
-    """Run a spec into a folder, or go on with it.
+    """Run a spec into a folder, or go on with it; `build` makes the engine in the place of the spec's.
 
     The data are loaded and everything is checked before the folder is made. A resumed run gives bit for bit
     the history that an uninterrupted one gives, but for seconds. Of several processes (`fedbilevel.processes`)
@@ -69,9 +71,9 @@ def run(
     """
     task = spec.task()
     folder, writes = RunFolder(Path(out)), processes.is_first()
-    with _counting_compilations() as compilations, closing(folder):
-        engine, start = spec.federation.build(task), spec.algorithm.init(task.problem, task.clients.count)
-        state = start
+    with _counting_compilations() as compilations, closing(folder), ExitStack() as stack:
+        engine = stack.enter_context(closing((build or spec.federation.build)(task)))
+        state = start = spec.algorithm.init(task.problem, task.clients.count)
 
         def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
             nonlocal state

@@ -34,7 +34,8 @@ class FederationSettings:
     """How clients are run, and how their replies are put together."""
 
     engine: Annotated[
-        Literal["simulation", "loop"], about("simulation: a cohort at once; loop: client by client, to debug")
+        Literal["simulation", "loop", "ray"],
+        about("simulation: a cohort at once; loop: client by client, to debug; ray: simulation on a cluster"),
     ] = "simulation"
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     min_replies: Annotated[Count, about("a round with fewer valid replies ends the run")] = 1
@@ -46,14 +47,21 @@ class FederationSettings:
         Count, about("simulation: MiB for a cohort's data and work; a larger one goes in chunks")
     ] = 1024
     devices: Annotated[Count | None, about("simulation: devices to spread clients over; left out: all")] = None
+    actors: Annotated[Count | None, about("ray: processes to spread clients over; left out: 2")] = None
+    address: Annotated[
+        str | None, about("ray: host:port of a cluster's head, or local; left out: $RAY_ADDRESS, or local")
+    ] = None
 
     def build(self, task: Task) -> Engine:
         if self.engine == "loop":
             return Loop(task.problem, task.clients)
+        compute: dict[str, Any] = dict(over=self.over, memory_limit=self.memory_limit, devices=self.devices)
         try:
-            return Simulation(
-                task.problem, task.clients, over=self.over, memory_limit=self.memory_limit, devices=self.devices
-            )
+            if self.engine == "ray":
+                from .engines.ray import Ray  # an extra, imported only when used
+
+                return Ray(task.problem, task.clients, actors=self.actors or 2, address=self.address, **compute)
+            return Simulation(task.problem, task.clients, **compute)
         except SettingsError as error:
             raise SettingsError(f"federation.{error}") from None
 
@@ -211,7 +219,7 @@ def _read(source: str | Path | None) -> dict[str, Any]:
         return tomllib.loads(text)
     except OSError as error:
         raise SettingsError(
-            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo' or 'paper'"
+            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo', 'paper' or 'sites'"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"spec {name} is not TOML: {error}") from None

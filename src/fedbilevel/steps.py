@@ -59,7 +59,7 @@ class Step(Generic[P, R]):
     def reply(self) -> dict[str, str]:
         """The fields of the reply, each with its kind: x, y, scalar, xy or yy."""
         kinds = {}
-        for field, hint in get_type_hints(self._reply_type, include_extras=True).items():
+        for field, hint in get_type_hints(self.reply_type, include_extras=True).items():
             kind = [a for h in (hint, *get_args(hint)) for a in getattr(h, "__metadata__", ())]
             if not kind:
                 raise SettingsError(
@@ -69,7 +69,8 @@ class Step(Generic[P, R]):
         return kinds
 
     @property
-    def _reply_type(self) -> Any:
+    def reply_type(self) -> Any:
+        """The NamedTuple that the step returns."""
         return get_type_hints(self.function)["return"]
 
 

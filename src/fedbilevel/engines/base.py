@@ -63,11 +63,15 @@ class Call:
 
 
 class Replies(NamedTuple):
-    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason."""
+    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason.
+
+    `wire` has the bytes of the messages up and down, headers and all, on an engine that sends any.
+    """
 
     clients: tuple[int, ...]
     reply: Any
     failures: Mapping[int, str] = {}
+    wire: tuple[int, int] = (0, 0)
 
 
 class Engine(Protocol):
@@ -81,6 +85,9 @@ class Engine(Protocol):
 
     def replies(self, call: Call) -> Iterator[Replies]:
         """Run the step on every client of the cohort; yield replies in the order of the cohort."""
+
+    def close(self) -> None:
+        """Let go of data, and of processes; there are no more calls."""
 
 
 def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class Loop:
                 raise StepError(f"client {client}, {call}: {type(error).__name__}: {error}") from error
             yield Replies((client,), jax.tree.map(lambda a: a[None], reply))
 
+    def close(self) -> None:
+        self._kept.clear()
+
     def _reply(self, call: Call, client: int) -> Any:
         capacity = self.clients.capacity
         data = pad(self.clients.load(client), capacity)

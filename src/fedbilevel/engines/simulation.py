@@ -91,6 +91,9 @@ class Simulation:
                 raise StepError(f"{call}: {type(error).__name__}: {error}") from error
             yield Replies(asked, reply if len(asked) == len(chunk) else _first(reply, len(asked)))
 
+    def close(self) -> None:
+        self._kept.clear()
+
     def load(self, chunk: tuple[int, ...]) -> Arrays:
         """The chunk's data, padded and stacked, on the devices."""
         capacity = self.clients.capacity

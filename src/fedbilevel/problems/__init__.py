@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ..data import DataSettings
 from ..problem import Task
+from .custom import Custom, entry_point
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
 
@@ -23,13 +24,16 @@ class ProblemSettings(Protocol):
 PROBLEMS: dict[str, type[Any]] = {
     "hyper-representation": HyperRepresentation,
     "quadratic": Quadratic,
+    "python": Custom,
 }
 
 __all__ = [
     "PROBLEMS",
+    "Custom",
     "HyperRepresentation",
     "ProblemSettings",
     "Quadratic",
     "QuadraticTask",
+    "entry_point",
     "representation_problem",
 ]

@@ -215,3 +215,9 @@ class Quadratic:
     def task(self, data: DataSettings, seed: int) -> Task:
         made = self.make(data.clients, seed)
         return Task(made.problem, made.clients, made.measure)
+
+    def remote(self) -> Problem:
+        """The problem alone: what a site needs beside its own rows."""
+        p, q = self.size_x, self.size_y
+        shapes = ((1, q, q), (1, q, p), (1, 1, q), (1, p + q, p + q), (1, 1, p + q))
+        return QuadraticTask(*(np.zeros(shape, np.float32) for shape in shapes)).problem

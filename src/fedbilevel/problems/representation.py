@@ -5,6 +5,7 @@ min_x 1/m Σ_i CE(head(y*; body(x; ·)))    subject to    y* = argmin_y 1/m Σ_i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -86,11 +87,15 @@ class HyperRepresentation:
     def task(self, data: DataSettings, seed: int) -> Task:
         """Load and split the data, and start the network from the seed."""
         dataset, clients = data.load(seed)
+        problem = self.remote(dataset.shape, dataset.classes, seed)
+        return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
+
+    def remote(self, shape: tuple[int, int, int], classes: int, seed: int = 0) -> Problem:
+        """The problem alone, for images of this shape: what a site needs beside its own rows."""
         key = jax.random.key(seed)
         if self.model == "mlp":
-            model = mlp(dataset.train_inputs.shape[1], self.hidden, dataset.classes, key=key)
+            model = mlp(math.prod(shape), self.hidden, classes, key=key)
         else:
-            model = cnn(dataset.shape, dataset.classes, head_layers=self.head_layers, key=key)
+            model = cnn(shape, classes, head_layers=self.head_layers, key=key)
         over: Over = "vmap" if self.model == "mlp" else "map"
-        problem = representation_problem(model, self.decay, self.regulariser, self.smoothing, over)
-        return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
+        return representation_problem(model, self.decay, self.regulariser, self.smoothing, over)

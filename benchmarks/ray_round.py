@@ -1,0 +1,75 @@
+"""What a round on Ray costs beside the same round of the simulation, at the size of the paper's MNIST network.
+
+20 clients return x and y (157,000 and 2,010 floats) and take both down. Run it where nothing but loopback is up,
+as Ray listens on every address:
+
+    unshare -r -n sh -c 'ip link set lo up && exec python benchmarks/ray_round.py'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import fedbilevel as fb
+from fedbilevel.engines import Engine
+from fedbilevel.oracle import Oracle
+from fedbilevel.problem import Problem
+from fedbilevel.steps import X, Y, client_step
+
+P, Q, CLIENTS = 157_000, 2_010, 20
+
+
+class Both(NamedTuple):
+    x: X
+    y: Y
+
+
+@client_step
+def echo(c: Oracle, u: X, v: Y) -> Both:
+    """Hardly any compute: what is left is the round itself."""
+    return Both(c.x + u, c.y + v)
+
+
+def problem() -> Problem:
+    return Problem(jnp.zeros(P), jnp.zeros(Q), lambda x, y, b: jnp.sum(y), lambda x, y, b: jnp.sum(x))
+
+
+def clients() -> fb.ListedClients:
+    return fb.clients_from([(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))] * CLIENTS)
+
+
+def median_round(engine: Engine, rounds: int) -> float:
+    fed = fb.Federation(engine)
+    x, y = jnp.ones(P), jnp.ones(Q)
+    fed.hold(x=x, y=y)
+    seconds = []
+    for _ in range(rounds + 3):
+        start = time.perf_counter()
+        fed.round(echo, u=x, v=y).x.block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[3:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    import ray_round  # under a name that actors can import
+    from fedbilevel.engines.ray import Ray
+
+    alone = ray_round.median_round(fb.Simulation(problem(), clients(), devices=1), options.rounds)
+    engine = Ray(problem(), clients(), actors=options.actors, devices=1)
+    spread = ray_round.median_round(engine, options.rounds)
+    print(json.dumps({"simulation": alone, "ray": spread, "overhead": spread - alone, **vars(options)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""The engine of a real federation: what goes over the wire, a site's side and the server's.
+
+Nothing here imports NVIDIA FLARE, which only carries the bytes; `fedbilevel.federate` gives it this engine.
+"""
+
+from .server import Flare, RemoteClients, Transport
+from .site import Site
+from .wire import Malformed, Message, pack, unpack
+
+__all__ = ["Flare", "Malformed", "Message", "RemoteClients", "Site", "Transport", "pack", "unpack"]

@@ -1,0 +1,184 @@
+"""The server's side: a call becomes a request to each site of the cohort, and what comes back is checked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...data.clients import ClientData, ClientSize
+from ...errors import SettingsError, StepError
+from ...problem import Problem
+from ..base import Call, Replies
+from .wire import HEADER_LIMIT, LIMIT, Malformed, descriptor_to_json, pack, unpack
+
+
+class Delivery(NamedTuple):
+    """What became of requests: replies by site, and reasons of the sites that did not reply."""
+
+    replies: Mapping[str, Any]
+    failures: Mapping[str, str]
+
+
+class Transport(Protocol):
+    """What carries bytes to sites and back, each site's at the same time."""
+
+    def __call__(self, requests: Mapping[str, bytes], timeout: float, /) -> Delivery: ...
+
+
+class RemoteClients:
+    """The sites as clients: their number and sizes are known here, their data are not."""
+
+    def __init__(self, sizes: Sequence[ClientSize | None]) -> None:
+        self._sizes = [size or ClientSize(0, 0) for size in sizes]
+
+    @property
+    def count(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def capacity(self) -> ClientSize:
+        return ClientSize(*(max(size[part] for size in self._sizes) for part in (0, 1)))
+
+    def size(self, client: int) -> ClientSize:
+        return self._sizes[client]
+
+    def load(self, client: int) -> ClientData:
+        raise SettingsError(f"the data of site {client} are at the site; they cannot be loaded at the server")
+
+
+class Flare:
+    """Runs a cohort of remote sites.
+
+    sites    the names of all registered sites; client i of the federation is site i, whether it is up or not
+    send     what carries the bytes
+    timeout  seconds that a site has for a step
+    """
+
+    def __init__(self, problem: Problem, sites: Sequence[str], send: Transport, *, timeout: float = 600.0) -> None:
+        self.problem, self.sites = problem, tuple(sites)
+        self._send, self._timeout = send, timeout
+        self._session, self._number = secrets.token_hex(8), 0
+        self.lost: dict[str, str] = {}  # who could not be reached in the last call, and why
+        self.pids: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        self.clients = RemoteClients(self._greet())
+
+    def _greet(self) -> list[ClientSize | None]:
+        """Begin a session with every site that is up; those whose problem is another are refused."""
+        sizes = [self.problem.size_x, self.problem.size_y]
+        header = {"kind": "hello", "round": 0, "session": self._session, "sizes": sizes}
+        delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
+        self.refused = dict(delivery.failures)
+        found: dict[str, ClientSize] = {}
+        for site, reply in delivery.replies.items():
+            try:
+                message = unpack(reply, HEADER_LIMIT)
+                if message.header.get("kind") != "welcome":
+                    raise Malformed(str(message.header.get("reason", "no welcome"))[:500])
+                lower, upper = (int(n) for n in message.get("rows", list))
+                found[site], self.pids[site] = ClientSize(lower, upper), message.get("pid", int)
+            except (Malformed, ValueError, TypeError) as error:
+                self.refused[site] = str(error)
+        if not found:
+            reasons = "; ".join(f"{site}: {why}" for site, why in self.refused.items())
+            raise StepError(f"no site takes part: {reasons}")
+        return [found.get(site) for site in self.sites]
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        self._number += 1
+        number = self._number
+        up = {c: self.sites[c] for c in call.clients if self.sites[c] not in self.refused}
+        vectors = {f"held.{name}": held.value for name, held in call.held.items()}
+
+        def request(client: int, names: set[str]) -> bytes:
+            down = {name: np.asarray(v) for name, v in vectors.items() if name.removeprefix("held.") in names}
+            down |= {f"array.{name}": np.asarray(value) for name, value in call.arrays.items()}
+            own = {f"own.{n}": np.asarray(each.values[client], np.float32) for n, each in call.own.items()}
+            return pack(self._header(call, client, number), down | own)
+
+        lacking = {c: {name for name, held in call.held.items() if c in held.missing} for c in up}
+        requests = {site: request(c, lacking[c]) for c, site in up.items()}
+        delivery = self._send(requests, self._timeout)
+        sent = {site: len(data) for site, data in requests.items()}
+        replies, failures = dict(delivery.replies), dict(delivery.failures)
+
+        again: dict[str, bytes] = {}
+        for c, site in up.items():  # a site that lost what it should hold is sent it, once
+            names = _lost(replies.get(site), number)
+            if names:
+                again[site] = request(c, set(names) | lacking[c])
+        if again:
+            second = self._send(again, self._timeout)
+            replies |= second.replies
+            failures |= second.failures
+            for site, data in again.items():
+                sent[site] += len(data)
+
+        self.lost = {site: why for site, why in failures.items() if site in sent}
+        limit = HEADER_LIMIT + 4 * self._largest(call)
+        for client in call.clients:
+            site = self.sites[client]
+            if site in self.refused or site in failures or site not in replies:
+                why = self.refused.get(site) or failures.get(site, "no reply")
+                yield Replies((), None, {client: f"{site}: {why}"}, (0, sent.get(site, 0)))
+                continue
+            got = len(replies[site]) if isinstance(replies[site], bytes) else 0
+            try:
+                reply = self._checked(call, replies[site], number, limit)
+            except Malformed as error:
+                yield Replies((), None, {client: f"{site}: {error}"}, (got, sent[site]))
+            else:
+                yield Replies((client,), reply, {}, (got, sent[site]))
+
+    def close(self) -> None:
+        """Nothing is kept here; sites end with their job."""
+
+    def _header(self, call: Call, client: int, number: int) -> dict[str, Any]:
+        return {
+            "kind": "step",
+            "round": number,
+            "session": self._session,
+            "step": call.step.address,
+            "address": list(call.address),
+            "client": client,
+            "held": {name: held.version for name, held in call.held.items()},
+            "constants": dict(call.constants),
+            "samples": {name: descriptor_to_json(d) for name, d in call.samples.items()},
+        }
+
+    def _largest(self, call: Call) -> int:
+        """How many numbers a reply to this call may have."""
+        p, q = self.problem.size_x, self.problem.size_y
+        sizes = {"x": p, "y": q, "scalar": 1, "xy": p * q, "yy": 64 * q * q}
+        return min(sum(sizes[kind] for kind in call.step.reply.values()), LIMIT // 4)
+
+    def _checked(self, call: Call, data: Any, number: int, limit: int) -> Any:
+        """The reply as the step's NamedTuple, with a first axis of one; shapes are the federation's to check."""
+        message = unpack(data, limit)
+        kind = message.header.get("kind")
+        if message.header.get("round") != number:
+            raise Malformed(f"a reply to round {message.header.get('round')} instead of {number}")
+        if kind == "error":
+            raise Malformed(f"{call.step.name}: {str(message.header.get('reason'))[:500]}")
+        if kind != "reply" or message.header.get("step") != call.step.address:
+            raise Malformed(f"a {kind} of {message.header.get('step')} instead of a reply of {call.step.address}")
+        unknown = message.vectors.keys() - call.step.reply.keys()
+        if unknown:
+            raise Malformed(f"fields {sorted(unknown)}, which {call.step.name} does not have")
+        return call.step.reply_type(
+            **{name: message.vectors[name][None] if name in message.vectors else None for name in call.step.reply}
+        )
+
+
+def _lost(reply: Any, number: int) -> list[str]:
+    """What a site says that it does not hold any more."""
+    try:
+        message = unpack(reply)
+        if message.header.get("kind") == "lost" and message.header.get("round") == number:
+            return [str(name) for name in message.get("names", list)]
+    except Malformed:
+        pass
+    return []

@@ -1,0 +1,153 @@
+"""A site's side: private data, the vectors it holds, and answers to the server's requests.
+
+A request asks for one step by its name. Only steps of this library and of modules that the site itself allows
+are run. The site keeps what the server gave it to hold, and asks for it when it has lost it. A request that
+comes twice gets the same answer; one that is older than the last is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...data.clients import ClientData, ClientSize
+from ...errors import FedBilevelError
+from ...problem import Problem
+from ...steps import PerClient, Step, find_step
+from ..base import Call, Held
+from ..loop import Loop
+from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
+
+
+class OwnData:
+    """The one client that a site is, under whichever number the server knows it; nothing is padded."""
+
+    def __init__(self, data: ClientData) -> None:
+        self._data = data
+        self.capacity = ClientSize(data.lower.rows, data.upper.rows)
+        self.count = 1
+
+    def size(self, client: int) -> ClientSize:
+        return self.capacity
+
+    def load(self, client: int) -> ClientData:
+        return self._data
+
+
+class Site:
+    """Answers requests with private data.
+
+    modules   where steps may come from, beside this library
+    limit     the largest request, in bytes
+    audit     a file that gets a line for each step asked for, before it is run
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        data: ClientData,
+        *,
+        modules: Sequence[str] = (),
+        limit: int = LIMIT,
+        audit: Path | None = None,
+    ) -> None:
+        self._audit = audit
+        self._problem, self._size, self._limit = problem, ClientSize(data.lower.rows, data.upper.rows), limit
+        self._modules = ("fedbilevel", *modules)
+        self._loop = Loop(problem, OwnData(jax.tree.map(np.asarray, data)))
+        self._lock = threading.Lock()  # a call that timed out may still run when the next one comes
+        self._session: str | None = None
+        self._shelf: dict[str, tuple[int, np.ndarray]] = {}
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def answer(self, request: Any) -> bytes:
+        """The reply to a request; also an error is a reply, with its reason."""
+        with self._lock:
+            number, step = -1, "?"
+            try:
+                message = unpack(request, self._limit)
+                number, step = message.get("round", int), str(message.header.get("step"))
+                if message.header.get("kind") == "hello":
+                    return self._hello(message, number)
+                if message.get("session", str) != self._session:
+                    raise Malformed("the session is another one; say hello first")
+                if number < self._last[0]:
+                    raise Malformed(f"round {number} is over, {self._last[0]} was the last")
+                if number == self._last[0]:
+                    return self._last[1]
+                lost = self._shelve(message)
+                if lost:  # not an answer yet: the same round comes again, with them
+                    return pack({"kind": "lost", "round": number, "names": lost}, {})
+                self._last = number, self._work(message, number)
+                return self._last[1]
+            except (FedBilevelError, Malformed) as error:
+                return pack({"kind": "error", "round": number, "step": step, "reason": str(error)}, {})
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                return pack({"kind": "error", "round": number, "step": step, "reason": reason}, {})
+
+    def _hello(self, message: Message, number: int) -> bytes:
+        """A new session: nothing is held. The numbers of parameters must be the server's."""
+        ours, theirs = [self._problem.size_x, self._problem.size_y], message.get("sizes", list)
+        if ours != theirs:
+            raise Malformed(
+                f"the site's problem has {ours} parameters of x and y, the server's has {theirs}; "
+                "make the site's [problem] that of the spec"
+            )
+        self._session, self._shelf, self._last = message.get("session", str), {}, (number, b"")
+        return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
+
+    def _shelve(self, message: Message) -> list[str]:
+        """Keep what is sent to be held; the names of what should be held and is not."""
+        versions = message.get("held", dict)
+        for name, version in versions.items():
+            sent = message.vectors.get(f"held.{name}")
+            if sent is not None:
+                self._shelf[name] = version, sent
+        return [name for name, version in versions.items() if self._shelf.get(name, (None,))[0] != version]
+
+    def _work(self, message: Message, number: int) -> bytes:
+        call = self._call(message, message.get("held", dict))
+        if self._audit is not None:
+            asked = {"time": time.time(), "pid": os.getpid(), "number": number, "round": list(call.address[1:])}
+            asked |= {"step": call.step.name, "down": list(message.vectors)}
+            with self._audit.open("a") as stream:
+                stream.write(json.dumps(asked) + "\n")
+        (replies,) = self._loop.replies(call)
+        fields = {name: value for name, value in replies.reply._asdict().items() if value is not None}
+        vectors = {name: np.asarray(value)[0] for name, value in fields.items()}
+        return pack({"kind": "reply", "round": number, "step": call.step.address}, vectors)
+
+    def _call(self, message: Message, versions: dict[str, int]) -> Call:
+        client, vectors = message.get("client", int), message.vectors
+        return Call(
+            step=self._step(message.get("step", str)),
+            address=tuple(message.get("address", list)),
+            clients=(client,),
+            held={name: Held(version, self._shelf[name][1], ()) for name, version in versions.items()},  # type: ignore[arg-type]
+            arrays={n.removeprefix("array."): v for n, v in vectors.items() if n.startswith("array.")},
+            constants=message.get("constants", dict),
+            own={
+                n.removeprefix("own."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("own.")
+            },
+            samples={name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()},
+        )
+
+    def _step(self, address: str) -> Step[Any, Any]:
+        module = address.partition(":")[0]
+        if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in self._modules):
+            raise Malformed(f"step {address} is not of a module that this site allows: {', '.join(self._modules)}")
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise Malformed(f"step {address} is unknown here: there is no module {module}") from None
+        return find_step(address)

@@ -1,0 +1,157 @@
+"""What FLARE runs: the site's object, which answers requests, and the server's, which runs the algorithm.
+
+Collab calls are pushed by the server to processes that live as long as the job; a request and a reply are bytes.
+Whoever submitted the job pulls the run folder by an app command while the job runs: FLARE has no stream for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+
+from ..engines.flare import Flare, Site, pack
+from ..engines.flare.server import Delivery
+from ..errors import FedBilevelError
+from ..problem import Task
+from ..record import FILES
+from ..run import Progress, run
+from ..runtime import cache_programs, keep_memory
+from ..spec import parse
+from .job import NAME, ORDER
+from .sitefile import load_site
+
+SITE_FILE = "FEDBILEVEL_SITE"  # the environment variable that tells a site's process where its TOML is
+FAREWELL = 60.0  # seconds that a finished job waits for its last files to be pulled
+
+
+class SiteApp:
+    """A site in FLARE. What is wrong with its TOML is told to the server: the reason why it does not take part."""
+
+    def __init__(self) -> None:
+        self._site: Site | None = None
+        self._trouble = ""
+
+    @collab.init
+    def start(self) -> None:
+        """Load the site's own data and problem."""
+        keep_memory()
+        cache_programs()  # a site that was killed is back the sooner
+        try:
+            made = load_site(Path(os.environ[SITE_FILE]))
+            self._site = Site(made.problem, made.data, modules=made.modules, audit=made.audit)
+        except KeyError:
+            self._trouble = "the site was not started by `fedbilevel site`"
+        except Exception as error:
+            self._trouble = f"{type(error).__name__}: {error}"
+
+    @collab.publish
+    def handle(self, request: bytes) -> bytes:
+        """Answer a request."""
+        if self._site is None:
+            return pack({"kind": "error", "round": 0, "reason": self._trouble}, {})
+        return self._site.answer(request)
+
+
+class ServerApp:
+    """The server in FLARE: runs the spec that came with the job, and lets its folder be pulled."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self._engine: Flare | None = None
+        self._progress: dict[str, Any] = {}
+        self._outcome: dict[str, Any] | None = None
+        self._pulled = threading.Event()
+
+    @collab.main
+    def run(self) -> None:
+        """Run the job to its end, or raise."""
+        keep_memory()
+        cache_programs()
+        context = collab.fl_ctx
+        job, workspace = context.get_job_id(), collab.workspace
+        custom = Path(workspace.get_app_custom_dir(job))
+        self._folder = Path(workspace.get_run_dir(job)) / NAME
+        order = json.loads((custom / ORDER).read_text())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, content in order["files"].items():
+            (self._folder / name).write_bytes(base64.b64decode(content))
+        context.get_engine().register_app_command(NAME, self._pull)
+        spec = parse(tomllib.loads(order["spec"]))
+
+        def build(task: Task) -> Flare:
+            self._engine = Flare(task.problem, order["sites"], deliver, timeout=order["timeout"])
+            return self._engine
+
+        def watch(progress: Progress) -> None:
+            self._progress = asdict(progress)
+
+        try:
+            run(spec, self._folder, resume=True, observers=[watch], build=build)
+            self._outcome = {"finished": True}
+        except FedBilevelError as error:
+            lost = self._engine.lost if self._engine is not None else {}
+            self._outcome = {"finished": False, "reason": str(error), "lost": lost}
+        except BaseException as error:
+            self._outcome = {"finished": False, "reason": f"{type(error).__name__}: {error}", "lost": {}}
+            raise
+        finally:
+            self._pulled.wait(FAREWELL)
+
+    def _pull(self, topic: str, data: Any, context: Any) -> dict[str, Any]:
+        """What is new in the folder. The checkpoint is read before the history, which so is never behind it."""
+        asked = data if isinstance(data, dict) else {}
+        if asked.get("farewell"):
+            self._pulled.set()
+        outcome, have = self._outcome, asked.get("have", {})
+        files: dict[str, tuple[int, str]] = {}
+        for file in (self._folder / name for name in FILES if name != "history.jsonl"):
+            if not file.exists():
+                continue
+            changed = file.stat().st_mtime_ns
+            if have.get(file.name) != changed:
+                files[file.name] = changed, base64.b64encode(file.read_bytes()).decode()
+        history = self._folder / "history.jsonl"
+        text = history.read_bytes()[int(asked.get("history", 0)) :] if history.exists() else b""
+        engine = self._engine
+        return {
+            "files": files,
+            "history": text[: text.rfind(b"\n") + 1].decode(),
+            "progress": self._progress,
+            "outcome": outcome,
+            "pids": dict(engine.pids) if engine is not None else {},
+            "refused": dict(engine.refused) if engine is not None else {},
+            "pid": os.getpid(),
+            "time": time.time(),
+        }
+
+
+def deliver(requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
+    """Send every site its request at once and wait for all of them."""
+    up = {proxy.name for proxy in collab.clients}
+    replies: dict[str, Any] = {}
+    failures = {site: "not in this job" for site in requests if site not in up}
+    waiting = [
+        collab.get_clients([site])(blocking=False, timeout=timeout).handle(request)
+        for site, request in requests.items()
+        if site in up
+    ]
+    started = time.monotonic()
+    for queue in waiting:
+        replies.update(queue)
+        early = time.monotonic() - started < timeout  # FLARE calls it a timeout also when it gives up on a site
+        for site, error in queue.failures.items():
+            reason = str(error).splitlines()[0][:300]
+            failures[site] = (
+                "the site is gone, or the job was aborted" if early and "timed out" in reason else reason
+            )
+    return Delivery(replies, failures)

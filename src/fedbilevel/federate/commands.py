@@ -1,0 +1,79 @@
+"""What the commands `site` and `federate` do. FLARE is imported only here below, when a run is submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingsError
+from ..record import FEDERATION, RunFolder
+from ..run import Result
+from ..spec import Spec, load_spec
+from .local import LocalFederation, need_flare, simulated_sites
+
+__all__ = ["federated", "join", "kit_run", "need_flare", "registered", "simulate_run"]
+
+Say = Callable[[str], None]
+
+
+def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
+    """The spec of a run on this many sites, with a checkpoint after every outer iteration."""
+    return load_spec(source or "sites", [*sets, f"data.clients={sites}", "evaluate.checkpoint_every=1"])
+
+
+def join(site: Path, kit: Path) -> None:
+    """Become the site's process: FLARE's client, told by the environment where the site's TOML is."""
+    need_flare()
+    start = kit / "startup" / "sub_start.sh"
+    if not start.is_file() or not (kit / "startup" / "fed_client.json").is_file():
+        raise SettingsError(f"--kit {kit} is not the kit of a site; give the folder that was provisioned for it")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "FEDBILEVEL_SITE": str(site.resolve()), "PATH": path}
+    os.execvpe("bash", ["bash", str(start), "--once"], environment)
+
+
+def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:
+    """The sites of a run: those named, those of the run that is resumed, or else those that are up."""
+    record = RunFolder(out).file(FEDERATION)
+    if names:
+        return sorted(names)
+    if resume and record.exists():
+        return list(json.loads(record.read_text())["sites"])
+    sites = up()
+    if not sites:
+        raise SettingsError("no site is up; start them with `fedbilevel site`, or name them with --sites")
+    return sites
+
+
+def kit_run(
+    build: Callable[[int], Spec], out: Path, kit: Path, names: list[str] | None, *, resume: bool, **more: Any
+) -> tuple[Spec, Result]:
+    """Run on a federation that is up, by an admin's kit; also the spec as it was run, built for so many sites."""
+    from .submit import Kit, Submission
+
+    admin = Kit(kit)
+    sites = registered(out, names, resume, admin.sites)
+    spec = build(len(sites))
+    options = {key: more.pop(key) for key in ("overwrite", "observers")}
+    return spec, Submission(admin, sites, **more).run(spec, out, resume=resume, **options)
+
+
+def simulate_run(spec: Spec, out: Path, *, work: Path | None, say: Say, **more: Any) -> Result:
+    """Run on a federation of this machine, made for it and ended after it."""
+    from .submit import Kit, Submission
+
+    names = [f"site-{i + 1}" for i in range(spec.data.clients)]
+    options = {key: more.pop(key) for key in ("resume", "overwrite", "observers") if key in more}
+    with ExitStack() as stack:
+        place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedbilevel-")))
+        local = LocalFederation(place, simulated_sites(spec, place / "sites", names))
+        say(f"starting a server and {len(names)} sites on this machine")
+        stack.enter_context(local)
+        submission = Submission(Kit(local.admin_kit), names, between=local.revive, say=say, **more)
+        return submission.run(spec, out, **options)

@@ -1,0 +1,233 @@
+"""A federation on this machine: provisioned in a folder, server and sites as processes of their own, on loopback.
+
+Everything is as it is between machines: certificates of one authority, mutual TLS, a kit for each participant. The
+server's name is `localhost`, which FLARE binds to 127.0.0.1; by any other name it would listen on every address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..data import load
+from ..errors import FedBilevelError, SettingsError
+from ..problems import HyperRepresentation
+from ..settings import to_mapping
+from ..spec import Spec
+from .sitefile import write_rows
+
+ADMIN = "admin@fedbilevel.org"
+PROJECT = "fedbilevel"
+SERVER = "localhost"
+
+
+def need_flare() -> None:
+    """Raise if FLARE is not installed."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise SettingsError("federate needs an extra: pip install 'fedbilevel[flare]'")
+
+
+def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Path]:
+    """A folder for each site, with its rows and its TOML: client i of the spec's data is site i."""
+    task = spec.task()
+    problem: dict[str, Any] = {"name": spec.to_mapping()["problem"]["name"]} | to_mapping(spec.problem)
+    if isinstance(spec.problem, HyperRepresentation):
+        dataset = load(spec.data.name)
+        problem |= {"shape": list(dataset.shape), "classes": dataset.classes}
+    elif not hasattr(spec.problem, "remote"):
+        raise SettingsError(
+            f"--simulate-sites has no problem {problem['name']}; start sites of your own with --kit"
+        )
+    files = {}
+    for client, name in enumerate(names):
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        write_rows(place / "rows.npz", task.clients.load(client))
+        files[name] = place / "site.toml"
+        content = {"audit": "audit.jsonl", "data": {"npz": "rows.npz"}, "problem": problem}
+        files[name].write_text(tomli_w.dumps(content))
+    return files
+
+
+class LocalFederation:
+    """A server and sites on this machine, for the time of a `with` block.
+
+    folder  where kits, logs and FLARE's own files go
+    sites   the TOML of each site, by the site's name
+    """
+
+    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
+        self._folder, self._sites = folder.resolve(), dict(sites)
+        self._kits = self._folder / "kits" / PROJECT / "prod_00"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.starts: dict[str, int] = {}
+        self._before: Any = None
+
+    @property
+    def admin_kit(self) -> Path:
+        """The kit of who submits runs."""
+        return self.kit(ADMIN)
+
+    def kit(self, name: str) -> Path:
+        """The kit of a participant."""
+        return self._kits / name
+
+    def site_file(self, name: str) -> Path:
+        """The TOML of a site."""
+        return self._sites[name]
+
+    def __enter__(self) -> LocalFederation:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, _leave)  # else what was started would outlive us
+        try:
+            self.provision()
+            self.start(SERVER)
+            for name in self._sites:
+                self.start(name)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for wait, number in ((10.0, signal.SIGTERM), (10.0, signal.SIGKILL)):
+            for process in self.processes.values():
+                _signal(process, number)
+            limit = time.monotonic() + wait
+            while time.monotonic() < limit and any(_group_lives(p) for p in self.processes.values()):
+                time.sleep(0.1)
+        for process in self.processes.values():
+            process.wait()
+        self.processes.clear()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def start(self, name: str) -> None:
+        """Start the server or a site; its words go to NAME.log."""
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        if name == SERVER:
+            command = ["bash", str(self.kit(SERVER) / "startup" / "sub_start.sh"), "--once"]
+        else:
+            kit = str(self.kit(name))
+            command = [
+                sys.executable,
+                "-m",
+                "fedbilevel",
+                "site",
+                str(self._sites[name]),
+                "--kit",
+                kit,
+                "--no-check",
+            ]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self.starts[name] = self.starts.get(name, 0) + 1
+
+    def revive(self) -> list[str]:
+        """Start again whatever has ended; who that was."""
+        ended = [name for name, process in self.processes.items() if process.poll() is not None]
+        for name in ended:
+            _signal(self.processes[name], signal.SIGKILL)  # what a killed parent left behind
+            self.start(name)
+        return ended
+
+    def provision(self) -> None:
+        """Make the authority and a kit for each participant, if there is none yet."""
+        if self.admin_kit.exists():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        project = self._folder / "project.json"  # JSON is YAML
+        project.write_text(json.dumps(_project(list(self._sites), _free_port()), indent=2))
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "nvflare.cli",
+                "provision",
+                "-p",
+                str(project),
+                "-w",
+                str(self._folder / "kits"),
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if not self.admin_kit.exists():
+            raise FedBilevelError(f"provisioning failed: {(done.stdout + done.stderr)[-500:]}")
+        self._settle_server()
+
+    def _settle_server(self) -> None:
+        """The server's own files into its folder, as FLARE would share one among all servers of a machine."""
+        local = self.kit(SERVER) / "local"
+        text = (local / "resources.json.default").read_text()
+        resources = json.loads(text.replace("/tmp/nvflare", str(self._folder / "server")))
+        resources["servers"][0]["heart_beat_timeout"] = 30
+        (local / "resources.json").write_text(json.dumps(resources, indent=2))
+
+
+def _project(sites: list[str], port: int) -> dict[str, Any]:
+    builders = ("workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder")
+    return {
+        "api_version": 3,
+        "name": PROJECT,
+        "description": "a federation on one machine",
+        "participants": [
+            {"name": SERVER, "type": "server", "org": PROJECT, "fed_learn_port": port, "admin_port": port},
+            *({"name": name, "type": "client", "org": PROJECT} for name in sites),
+            {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": f"nvflare.lighter.impl.{builder}", "args": _ARGUMENTS.get(builder, {})}
+            for builder in (*builders, "signature.SignatureBuilder")
+        ],
+    }
+
+
+_ARGUMENTS = {"static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"}}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _leave(number: int, _: object) -> None:
+    """End as by `sys.exit`, through every `with`."""
+    sys.exit(128 + number)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To the process and all that it started: its session is its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""A site's TOML: where its data are, and which problem they are for.
+
+    [data]                                   one of:
+    npz = "rows.npz"                         arrays lower.inputs, lower.targets, upper.inputs, upper.targets
+    folder = "rows"                          the same as rows/lower.inputs.npy, ...
+    csv = "rows.csv"                         inputs = ["age", "dose"], targets = "outcome", upper_share = 0.2
+    python = "my_site:load"                  a function that returns (lower, upper); further keys are its arguments
+
+    [problem]                                one of:
+    name = "hyper-representation"            the spec's settings, and shape = [28, 28, 1], classes = 10
+    python = "my_problem:make"               a function that returns a Problem; further keys are its arguments
+
+    steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
+    audit = "audit.jsonl"                    write down what the server asks, a line a request (left out: nowhere)
+
+(`steps` and `audit` stand above the sections, as TOML has it.)
+
+Paths, and modules that are not installed, are looked up in the folder of the TOML.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data import ClientData, Part, clients_from
+from ..errors import SettingsError, UnknownName
+from ..problem import Problem
+from ..problems import PROBLEMS, entry_point
+from ..settings import from_mapping
+
+PARTS = ("lower", "upper")
+
+
+@dataclass(frozen=True)
+class LoadedSite:
+    """What a site brings: its problem, its rows, the modules whose steps it runs, and where it keeps account."""
+
+    problem: Problem
+    data: ClientData
+    modules: tuple[str, ...]
+    audit: Path | None
+
+
+def load_site(path: Path) -> LoadedSite:
+    """Read a site's TOML and all that it names."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"site {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"site {path} is not TOML: {error}") from None
+    for key in raw:
+        if key not in ("data", "problem", "steps", "audit"):
+            raise SettingsError(f"{key} is not a setting of a site; use steps, audit, [data] and [problem]")
+    for section in ("data", "problem"):
+        if not isinstance(raw.get(section), dict):
+            raise SettingsError(f"site {path} has no [{section}]")
+    folder = path.resolve().parent
+    problem, data = _problem(raw["problem"], folder), _data(raw["data"], folder)
+    audit = folder / str(raw["audit"]) if "audit" in raw else None
+    return LoadedSite(problem, data, tuple(str(m) for m in raw.get("steps", [])), audit)
+
+
+def write_rows(path: Path, data: ClientData) -> None:
+    """A client's rows as the .npz that `[data] npz` reads."""
+    arrays: dict[str, Any] = {}
+    for name, part in zip(PARTS, data, strict=True):
+        for kind, tree in part._asdict().items():
+            if isinstance(tree, dict):
+                arrays |= {f"{name}.{kind}.{key}": leaf for key, leaf in tree.items()}
+            elif tree is not None:
+                arrays[f"{name}.{kind}"] = tree
+    np.savez(path, **arrays)
+
+
+def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
+    values = dict(section)
+    if "python" in values:
+        made = entry_point(str(values.pop("python")), "problem.python", folder)(**values)
+        if not isinstance(made, Problem):
+            raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__} and no Problem")
+        return made
+    name = values.pop("name", None)
+    known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
+    if name not in known:
+        raise UnknownName("problem.name =", str(name), known)
+    given = {k: values.pop(k) for k in ("shape", "classes") if k in values}
+    settings: Any = from_mapping(PROBLEMS[name], values, "problem")
+    try:
+        return settings.remote(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    except TypeError:
+        raise SettingsError(
+            f"problem {name} needs other keys beside its settings; hyper-representation needs shape and classes"
+        ) from None
+
+
+def _data(section: Mapping[str, Any], folder: Path) -> ClientData:
+    kinds = [kind for kind in READERS if kind in section]
+    if len(kinds) != 1:
+        raise SettingsError(f"[data] names {len(kinds)} sources; give exactly one of: {', '.join(READERS)}")
+    (kind,) = kinds
+    rest = {k: v for k, v in section.items() if k != kind}
+    try:
+        data = READERS[kind](str(section[kind]), folder, **rest)
+    except TypeError as error:
+        raise SettingsError(f"[data] {kind}: {error}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: {error}") from None
+    for name, part in zip(PARTS, data, strict=True):
+        counts = {np.shape(leaf)[0] for leaf in jax.tree.leaves(part)}
+        if len(counts) != 1 or counts == {0}:
+            raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: its {name} rows are {sorted(counts)}")
+    return data
+
+
+def _npz(value: str, folder: Path) -> ClientData:
+    with np.load(folder / value, allow_pickle=False) as file:
+        return _assembled({name: file[name] for name in file.files})
+
+
+def _folder(value: str, folder: Path) -> ClientData:
+    files = sorted((folder / value).glob("*.npy"))
+    return _assembled({file.stem: np.load(file, allow_pickle=False) for file in files})
+
+
+def _assembled(arrays: Mapping[str, np.ndarray]) -> ClientData:
+    def tree(prefix: str) -> Any:
+        if prefix in arrays:
+            return _narrow(arrays[prefix])
+        found = {k.removeprefix(f"{prefix}."): _narrow(a) for k, a in arrays.items() if k.startswith(f"{prefix}.")}
+        return found or None
+
+    for part in PARTS:
+        if tree(f"{part}.inputs") is None:
+            raise ValueError(f"there is no array {part}.inputs among {sorted(arrays)}")
+    return ClientData(*(Part(tree(f"{part}.inputs"), tree(f"{part}.targets")) for part in PARTS))
+
+
+def _csv(
+    value: str,
+    folder: Path,
+    inputs: list[str],
+    targets: str,
+    upper_share: float = 0.2,
+    target_type: str = "float",
+) -> ClientData:
+    """Columns by name; the last share of the rows is for the upper loss."""
+    if target_type not in ("int", "float"):
+        raise ValueError(f"target_type is {target_type!r}; use int or float")
+    with (folder / value).open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    missing = [column for column in (*inputs, targets) if not rows or column not in rows[0]]
+    if missing:
+        raise ValueError(f"it has no rows, or no columns {missing}")
+    a = np.asarray([[float(row[column]) for column in inputs] for row in rows], np.float32)
+    b = np.asarray([float(row[targets]) for row in rows]).astype(np.int32 if target_type == "int" else np.float32)
+    cut = len(rows) - max(1, round(upper_share * len(rows)))
+    return ClientData(Part(a[:cut], b[:cut]), Part(a[cut:], b[cut:]))
+
+
+def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
+    made = entry_point(value, "data.python", folder)(**arguments)
+    data = made if isinstance(made, ClientData) else clients_from([made]).load(0)
+    return jax.tree.map(_narrow, data)
+
+
+def _narrow(array: Any) -> np.ndarray:
+    """float32 and int32, as everywhere in this library."""
+    array = np.asarray(array)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    return array.astype(np.int32) if array.dtype.kind in "iu" and array.dtype != np.uint8 else array
+
+
+READERS: dict[str, Callable[..., ClientData]] = {"npz": _npz, "folder": _folder, "csv": _csv, "python": _python}

@@ -1,0 +1,245 @@
+"""Submitting a run to a federation, watching it, and going on when a job fails.
+
+FLARE fails a job when a site's process dies. The run folder is pulled from the server while the job runs, with a
+checkpoint after every outer iteration; when a job has failed, another with the sites that are up goes on from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from ..errors import FedBilevelError, SettingsError, TooFewReplies
+from ..record import FEDERATION, FILES, RunFolder
+from ..run import Observer, Progress, Result
+from ..spec import Spec
+from .job import NAME, write_job
+
+CARRIED = ("spec.toml", "history.jsonl", "checkpoint.safetensors")
+PAUSE = 0.5  # seconds between two looks at a job
+RECENT = 45.0  # seconds since a site's last sign of life within which it counts as up
+
+
+class Kit:
+    """A session with the server, by the kit of an admin; made again when it breaks."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._user = json.loads((folder / "startup" / "fed_admin.json").read_text())["admin"]["username"]
+        except (OSError, ValueError, KeyError):
+            raise SettingsError(
+                f"--kit {folder} is not the kit of an admin; give the folder that `nvflare provision` made for one"
+            ) from None
+        self._folder = folder
+        self._session: Session | None = None
+
+    def session(self, patience: float = 10.0) -> Session:
+        if self._session is None:
+            self._session = new_secure_session(self._user, str(self._folder), timeout=patience)
+        return self._session
+
+    def drop(self) -> None:
+        """Forget a session that is broken."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.close()
+
+    def sites(self) -> list[str]:
+        """The sites that are up: with a sign of life of late."""
+        now = time.time()
+        clients = self.session().get_connected_client_list()
+        return sorted(c.name for c in clients if c.last_connect_time is None or now - c.last_connect_time < RECENT)
+
+
+@dataclasses.dataclass
+class Submission:
+    """One run on a federation.
+
+    restarts  how many failed jobs are followed by another
+    patience  seconds to wait for the server, for sites that are not up, and for a sign of a job that ran
+    start     seconds that a job may take to start
+    timeout   seconds that a site has for a step
+    between   called while waiting: a place to start again what has ended
+    """
+
+    kit: Kit
+    sites: list[str]
+    restarts: int = 5
+    patience: float = 60.0
+    start: float = 300.0
+    timeout: float = 600.0
+    between: Callable[[], Any] = lambda: None
+    say: Callable[[str], None] = lambda text: None
+
+    def run(
+        self, spec: Spec, out: Path, *, resume: bool, overwrite: bool, observers: Sequence[Observer] = ()
+    ) -> Result:
+        """Run a spec into a folder of this machine, or go on with it."""
+        folder = RunFolder(out)
+        record: dict[str, Any] = {"sites": self.sites, "jobs": []}
+        if resume and folder.file(FEDERATION).exists():
+            record = json.loads(folder.file(FEDERATION).read_text())
+            if record["sites"] != self.sites:
+                raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
+        folder.open(spec, resume=resume, overwrite=overwrite)
+        with contextlib.closing(folder):
+            return self._jobs(spec, folder, record, observers)
+
+    def _jobs(
+        self, spec: Spec, folder: RunFolder, record: dict[str, Any], observers: Sequence[Observer]
+    ) -> Result:
+        """Jobs, until one is finished or no other is worth it."""
+        failed = 0
+        while True:
+            job: dict[str, Any] = {"started": time.time()}
+            record["jobs"].append(job)
+            try:
+                self._attempt(spec, folder, job, observers)
+            finally:
+                self.kit.drop()  # a session that is left open keeps this process alive
+                job["seconds"] = round(time.time() - job["started"], 2)
+                folder.write_json(FEDERATION, record)
+            if job.get("finished"):
+                break
+            failed += 1
+            final = not job.get("worth_another", True)
+            if final or failed > self.restarts:
+                why = "" if final else f"; {failed} jobs failed, --restarts allows {self.restarts}"
+                raise FedBilevelError(
+                    f"the job failed: {job['reason']}{why}; --resume goes on from the last checkpoint"
+                )
+            self.say(f"job failed ({job['reason']}); going on from iteration {_reached(folder, spec)}")
+            folder.open(spec, resume=True, overwrite=False)  # the history back to the checkpoint
+        saved = folder.checkpoint(spec)
+        arrays = saved.arrays if saved is not None else {}
+        return Result(folder.path, folder.summary(), folder.history(), arrays.get("x"), arrays.get("y"))
+
+    def _attempt(self, spec: Spec, folder: RunFolder, job: dict[str, Any], observers: Sequence[Observer]) -> None:
+        """One job: submit it, follow it to its end, and write down what became of it."""
+        up = self._gather(spec.federation.min_replies)
+        job |= {"sites": up, "from_iteration": _reached(folder, spec)}
+        try:
+            identity = job["job"] = self._submit(spec, folder, up)
+        except Exception as error:
+            self.kit.drop()
+            job["reason"] = f"it could not be submitted: {error}"
+            return
+        follow = _Follower(folder, observers)
+        limit = time.monotonic() + self.start
+        while not job.get("ended"):
+            time.sleep(PAUSE)
+            self.between()
+            try:
+                news = self.kit.session().do_app_command(identity, NAME, follow.asked())
+            except Exception as error:  # not running yet, or no more, or the server is gone
+                status = self._status(identity)
+                if status is not None and status.startswith("FINISHED"):
+                    job |= {"ended": True, "reason": f"FLARE ended it: {status}"}
+                elif time.monotonic() > limit:
+                    where = status or "server out of reach"
+                    job |= {"ended": True, "reason": f"no sign of it ({where}): {error}"}
+                    if status is None:
+                        return  # nobody there to say farewell to
+                continue
+            follow.take(news, job)
+            limit = time.monotonic() + self.patience
+        with contextlib.suppress(Exception):  # it may end now
+            self.kit.session().do_app_command(identity, NAME, {"farewell": True})
+        if not job.get("finished"):
+            self._abort(identity)
+
+    def _gather(self, fewest: int) -> list[str]:
+        """The sites that are up: all of them, or after some patience at least the fewest that a round needs."""
+        limit, up = time.monotonic() + self.patience, list[str]()
+        trouble = ""
+        while time.monotonic() < limit:
+            try:
+                up = [site for site in self.kit.sites() if site in self.sites]
+            except Exception as error:
+                self.kit.drop()
+                trouble = f" ({error})"
+            if len(up) == len(self.sites):
+                return up
+            self.between()
+            time.sleep(PAUSE)
+        if len(up) < fewest:
+            raise TooFewReplies(
+                f"{len(up)} of {len(self.sites)} sites are up, {fewest} needed{trouble}; start the others, "
+                "or lower federation.min_replies, and --resume"
+            )
+        return up
+
+    def _submit(self, spec: Spec, folder: RunFolder, up: list[str]) -> str:
+        files = {n: folder.file(n) for n in CARRIED if folder.file(n).exists()}
+        order = {
+            "spec": spec.to_toml(),
+            "sites": self.sites,
+            "timeout": self.timeout,
+            "files": {n: base64.b64encode(f.read_bytes()).decode() for n, f in files.items()},
+        }
+        with tempfile.TemporaryDirectory() as place:
+            job = write_job(Path(place), up, order)
+            return str(self.kit.session(self.patience).submit_job(str(job)))
+
+    def _status(self, identity: str) -> str | None:
+        """What FLARE says of a job; None when the server cannot be asked."""
+        try:
+            return str(self.kit.session().get_job_meta(identity).get("status"))
+        except Exception:
+            self.kit.drop()
+            return None
+
+    def _abort(self, identity: str) -> None:
+        """A failed job may still hold its sites."""
+        try:
+            self.kit.session().abort_job(identity)
+        except Exception:
+            self.kit.drop()
+
+
+class _Follower:
+    """Keeps the run folder here as it is at the server."""
+
+    def __init__(self, folder: RunFolder, observers: Sequence[Observer]) -> None:
+        self._folder, self._observers = folder, observers
+        self._have: dict[str, int] = {}
+        self._history = ""
+        self._seen = -1
+
+    def asked(self) -> dict[str, Any]:
+        return {"have": self._have, "history": len(self._history.encode())}
+
+    def take(self, news: dict[str, Any], job: dict[str, Any]) -> None:
+        if news["history"]:
+            self._history += news["history"]
+            self._folder.write("history.jsonl", self._history)
+        for name, (changed, content) in news["files"].items():
+            if name not in FILES:  # a file of the run folder, and nothing else
+                continue
+            self._folder.write(name, base64.b64decode(content))
+            self._have[name] = changed
+        job |= {"pids": news["pids"], "server_pid": news["pid"], "refused": news["refused"]}
+        if news["progress"] and news["progress"]["iteration"] != self._seen:
+            self._seen = news["progress"]["iteration"]
+            for observer in self._observers:
+                observer(Progress(**news["progress"]))
+        if news["outcome"] is not None:
+            job["ended"] = True
+            job["finished"] = news["outcome"]["finished"]
+            if not job["finished"]:
+                job |= {"reason": news["outcome"]["reason"], "worth_another": bool(news["outcome"]["lost"])}
+
+
+def _reached(folder: RunFolder, spec: Spec) -> int:
+    saved = folder.checkpoint(spec)
+    return 0 if saved is None else saved.iteration

@@ -1,0 +1,71 @@
+"""A problem of one's own in a spec: a Python function, by its name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from ..data import ClientData, ClientSize, DataSettings
+from ..errors import SettingsError
+from ..problem import Problem, Task
+from ..settings import about, settings
+
+
+def entry_point(address: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
+    """The function at `module:function`; the module may lie in a folder, else in the working folder."""
+    module, _, name = address.partition(":")
+    place = str((folder or Path.cwd()).resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"{where} = {address!r} is wrong: {error}; write module:function, of a module that can be imported"
+        ) from None
+    if not callable(found):
+        raise SettingsError(f"{where} = {address!r} is wrong: it is no function")
+    return found
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients of whom only the number is known: their data are at the sites."""
+
+    count: int
+    capacity: ClassVar[ClientSize] = ClientSize(0, 0)
+
+    def size(self, client: int) -> ClientSize:
+        return self.capacity
+
+    def load(self, client: int) -> ClientData:
+        raise SettingsError(
+            "the function of problem.function gives no clients; return a Task with clients, or use `federate`"
+        )
+
+
+@settings
+class Custom:
+    """A problem of one's own, made by a Python function."""
+
+    function: Annotated[
+        str, about("module:function that returns a Problem, or a Task with clients and a measure")
+    ] = "my_problem:make"
+
+    makes_data: ClassVar[bool] = True
+
+    def task(self, data: DataSettings, seed: int) -> Task:
+        """What the function returns."""
+        made = entry_point(self.function, "problem.function")()
+        if isinstance(made, Problem):
+            return Task(made, Elsewhere(data.clients))
+        if isinstance(made, Task):
+            return made
+        raise SettingsError(
+            f"problem.function = {self.function!r} is wrong: it returns {type(made).__name__}; "
+            "return a Problem or a Task"
+        )

@@ -1,0 +1,87 @@
+"""What `fedbilevel site` and `fedbilevel federate` settle before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedbilevel as fb
+from fedbilevel import cli
+from fedbilevel.data import ClientData, Part
+from fedbilevel.federate.commands import federated, registered
+from fedbilevel.federate.job import write_job
+from fedbilevel.federate.sitefile import write_rows
+
+
+def refused(*arguments: str) -> str:
+    """What a command line is refused for."""
+    result = CliRunner().invoke(cli.app, ["federate", *arguments])
+    assert isinstance(result.exception, fb.SettingsError), result.output
+    return str(result.exception)
+
+
+def test_a_run_on_sites_has_a_client_for_each_and_saves_every_iteration() -> None:
+    spec = federated(None, ["federation.min_replies=5", "data.clients=9"], 5)
+    assert spec.data.clients == 5 and spec.evaluate.checkpoint_every == 1
+    assert spec.federation.min_replies == 5 and spec.algorithm.participation == 1.0
+    assert federated("demo", [], 4).algorithm.participation == 0.1
+
+
+def test_the_preset_of_sites_is_the_demo_with_its_number_of_lower_steps_on_all_sites() -> None:
+    sites, demo = fb.load_spec("sites").to_mapping(), fb.load_spec("demo").to_mapping()
+    differ = {
+        (section, key)
+        for section in ("problem", "data", "algorithm", "federation", "evaluate")
+        for key in sites[section].keys() | demo[section].keys()
+        if sites[section].get(key) != demo[section].get(key)
+    }
+    assert differ == {("data", "clients"), ("algorithm", "participation"), ("algorithm", "lower_steps")}
+    rows = 60_000 // demo["data"]["clients"] * 8 // 10
+    steps = rows // demo["algorithm"]["batch_zeta_local"] * demo["algorithm"]["lower_epochs"]
+    assert sites["algorithm"]["lower_steps"] == steps == 240
+
+
+def test_a_resumed_run_keeps_its_sites_also_when_one_is_down(tmp_path: Path) -> None:
+    (tmp_path / "federation.json").write_text(json.dumps({"sites": ["a", "b", "c"], "jobs": []}))
+    assert registered(tmp_path, None, True, lambda: ["a", "c"]) == ["a", "b", "c"]
+    assert registered(tmp_path, None, False, lambda: ["a", "c"]) == ["a", "c"]
+    assert registered(tmp_path, ["d", "b"], True, lambda: []) == ["b", "d"]
+    with pytest.raises(fb.SettingsError, match=r"^no site is up; start them with `fedbilevel site`"):
+        registered(tmp_path / "none", None, True, lambda: [])
+
+
+def test_a_wrong_command_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "run"))
+    assert refused("--simulate-sites", "3").startswith("--out is missing")
+    assert refused(*out).startswith("give either --kit DIR")
+    assert refused(*out, "--kit", str(tmp_path), "--simulate-sites", "3").startswith("give either --kit DIR")
+    assert "is not the kit of an admin" in refused(*out, "--kit", str(tmp_path))
+    assert "federation.min_replies = 4 is wrong" in refused(
+        *out, "--simulate-sites", "3", "--set", "federation.min_replies=4"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path) -> None:
+    part = Part(np.ones((3, 2), np.float32), np.zeros(3, np.int32))
+    write_rows(tmp_path / "rows.npz", ClientData(part, part))
+    problem = '[problem]\nname = "hyper-representation"\nhidden = 3\nshape = [2, 1, 1]\nclasses = 2\n'
+    (tmp_path / "site.toml").write_text(f'[data]\nnpz = "rows.npz"\n{problem}')
+    loaded = CliRunner().invoke(cli.app, ["site", str(tmp_path / "site.toml")])
+    assert loaded.exit_code == 0
+    assert "3 lower and 3 upper rows; 9 parameters of x and 8 of y" in loaded.output
+    wrong = CliRunner().invoke(cli.app, ["site", str(tmp_path / "site.toml"), "--kit", str(tmp_path)])
+    assert "is not the kit of a site" in str(wrong.exception)
+
+
+def test_a_job_carries_no_code(tmp_path: Path) -> None:
+    job = write_job(tmp_path, ["a", "b"], {"spec": ""})
+    files = [file for file in job.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".json"} and all(
+        json.loads(f.read_text()) is not None for f in files
+    )
+    assert json.loads((job / "meta.json").read_text())["deploy_map"]["app_site"] == ["a", "b"]
