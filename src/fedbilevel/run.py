@@ -70,7 +70,7 @@ def run(
     task = spec.task()
     folder, writes = RunFolder(Path(out)), processes.is_first()
     with _counting_compilations() as compilations:
-        engine, start = spec.federation.build(task), spec.algorithm.init(task.problem, task.clients.count)
+        engine, start = spec.engine(task), spec.algorithm.init(task.problem, task.clients.count)
         state = start
 
         def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
@@ -88,6 +88,7 @@ def run(
             seed=spec.seed,
             min_replies=spec.federation.min_replies,
             weighting=spec.federation.weighting,
+            aggregator=spec.federation.rule(),
             ledger=ledger,
         )
         probed = _probed_clients(spec, task)
