@@ -296,7 +296,9 @@ def nearly_right(draw: st.DrawFn) -> dict[str, Any]:
     raw = load_spec("paper").to_mapping()
     for _ in range(draw(st.integers(0, 3))):
         section = draw(st.sampled_from(ORDER))
-        raw[section][draw(st.sampled_from(sorted(raw[section])))] = draw(anything)
+        values = raw.setdefault(section, {})
+        field = draw(st.sampled_from(sorted(values) or [f.name for f in dataclasses.fields(SECTIONS[section])]))
+        values[field] = draw(anything)
     return raw
 
 

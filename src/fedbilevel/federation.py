@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from . import rng
-from .aggregate import Mean, mix, not_finite, present
+from .aggregate import Accumulator, Mean, Rows, Rule, mix, not_finite, present
 from .engines.base import Call, Engine, Held, Replies
 from .errors import SettingsError, TooFewReplies
 from .steps import Descriptor, PerClient, Step
@@ -111,6 +111,7 @@ class Federation:
     seed         the root of every random address: cohorts, samples, the algorithm's own choices
     min_replies  a round with fewer valid replies raises `TooFewReplies`
     weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
+    aggregator   the rule that puts the replies of a round together; the mean when left out
     ledger       the books to go on with, when a run is resumed
     """
 
@@ -121,12 +122,13 @@ class Federation:
         seed: int = 0,
         min_replies: int = 1,
         weighting: Weighting = "uniform",
+        aggregator: Rule | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
         self.ledger = Ledger() if ledger is None else ledger
         self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
-        self._min_replies, self._weighting = min_replies, weighting
+        self._min_replies, self._weighting, self._aggregator = min_replies, weighting, aggregator
         self._shelves: dict[str, _Shelf] = {}
 
     def cohort(self, participation: int | float) -> Federation:
@@ -158,6 +160,9 @@ class Federation:
     def round(self, step: Step[Any, R], **arguments: Any) -> R:
         """One communication round: run `step` on the cohort and return the mean of the valid replies.
 
+        With another aggregator it is that rule's value. The rule sees each field on its own; for a field that is
+        the next value of a vector that the clients were given it sees the differences to it.
+
         Arrays are sent down and billed. `Sample`, `Samples` and `Epochs` are drawn by each client;
         `PerClient` gives each its own value; numbers and flags are settings of the step.
         """
@@ -167,7 +172,8 @@ class Federation:
         }
         call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, held, arguments)
         account = self.ledger.steps.setdefault(step.name, Account())
-        return self._exchange(call, account)
+        rule = self._aggregator
+        return self._exchange(call, account, Mean() if rule is None else Rows(rule, call.before))
 
     def each(self, step: Step[Any, R], **arguments: Any) -> R:
         """Run `step` on every client and keep the replies apart, one row each: work without communication.
@@ -179,7 +185,7 @@ class Federation:
         start = time.perf_counter()
         rows: list[Any] = []
         for replies in self.engine.replies(call):
-            wrong = self._misfit(call, replies, Mean()) or next(iter(replies.failures.values()), None)
+            wrong = self._misfit(call, replies, None) or next(iter(replies.failures.values()), None)
             reasons = dict.fromkeys(replies.clients, wrong) if wrong else not_finite(replies)
             if reasons:
                 raise TooFewReplies(_complaint(call, len(rows), len(call.clients), reasons))
@@ -207,21 +213,21 @@ class Federation:
         """As `round`, for a measurement: billed apart, on any clients, without touching what they hold."""
         chosen = self.clients if clients is None else clients
         call = _call(step, (self.seed, "probe", self.ledger.rounds), chosen, {}, arguments)
-        return self._exchange(call, self.ledger.probes.setdefault(step.name, Account()))
+        return self._exchange(call, self.ledger.probes.setdefault(step.name, Account()), Mean())
 
-    def _exchange(self, call: Call, account: Account) -> Any:
+    def _exchange(self, call: Call, account: Account, gathered: Accumulator) -> Any:
         start = time.perf_counter()
-        mean, reasons = Mean(), dict[int, str]()
+        reasons = dict[int, str]()
         for replies in self.engine.replies(call):
             reasons.update(replies.failures)
-            wrong = self._misfit(call, replies, mean)
+            wrong = self._misfit(call, replies, gathered.fields)
             account.wire_up += replies.wire[0]
             account.wire_down += replies.wire[1]
             account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
             if wrong:
                 reasons.update(dict.fromkeys(replies.clients, wrong))
             else:
-                reasons.update(mean.add(replies, self._weights(replies.clients)))
+                reasons.update(gathered.add(replies, self._weights(replies.clients)))
         account.rounds += 1
         account.bytes_down += len(call.clients) * _nbytes(call.arrays)
         account.bytes_down += sum(len(h.missing) * _nbytes(h.value) for h in call.held.values())
@@ -230,11 +236,11 @@ class Federation:
         for name in call.held:  # who did not answer well is not counted on to have it
             self._shelves[name].holders.update(c for c in call.clients if c not in reasons)
         self.ledger.rejected.update(f"client {c}: {call.step.name}: {why}" for c, why in reasons.items())
-        if mean.count < self._min_replies:
-            raise TooFewReplies(_complaint(call, mean.count, self._min_replies, reasons))
-        return mean.value
+        if gathered.count < self._min_replies:
+            raise TooFewReplies(_complaint(call, gathered.count, self._min_replies, reasons))
+        return gathered.value
 
-    def _misfit(self, call: Call, replies: Replies, mean: Mean) -> str | None:
+    def _misfit(self, call: Call, replies: Replies, before: list[str] | None) -> str | None:
         """Why stacked replies do not have the fields, shapes and type that the step promises, if so."""
         problem = self.engine.problem
         p, q = problem.size_x, problem.size_y
@@ -251,7 +257,7 @@ class Federation:
                 return f"{name} has shape {shape} instead of {shapes[kind]}"
             if value.dtype != jnp.float32:
                 return f"{name} has type {value.dtype} instead of float32"
-        if mean.total is not None and present(mean.total) != present(replies.reply):
+        if before is not None and before != present(replies.reply):
             return "another selection of fields than the replies before it"
         return None
 

@@ -72,7 +72,7 @@ def run(
     task = spec.task()
     folder, writes = RunFolder(Path(out)), processes.is_first()
     with _counting_compilations() as compilations, closing(folder), ExitStack() as stack:
-        engine = stack.enter_context(closing((build or spec.federation.build)(task)))
+        engine = stack.enter_context(closing((build or spec.engine)(task)))
         state = start = spec.algorithm.init(task.problem, task.clients.count)
 
         def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
@@ -90,6 +90,7 @@ def run(
             seed=spec.seed,
             min_replies=spec.federation.min_replies,
             weighting=spec.federation.weighting,
+            aggregator=spec.federation.rule(),
             ledger=ledger,
         )
         probed = _probed_clients(spec, task)

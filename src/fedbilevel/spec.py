@@ -19,9 +19,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field
 
+from .aggregate import RULES, Rule
 from .algorithms import ALGORITHMS, Algorithm
-from .data import GENERATED, DataSettings
-from .engines import Engine, Loop, Simulation
+from .algorithms.graphs import Network
+from .data import DATASETS, GENERATED, DataSettings
+from .engines import AttackSettings, Engine, Loop, Simulation
 from .errors import SettingsError, UnknownName
 from .federation import Weighting
 from .problem import Over, Task
@@ -51,6 +53,23 @@ class FederationSettings:
     address: Annotated[
         str | None, about("ray: host:port of a cluster's head, or local; left out: $RAY_ADDRESS, or local")
     ] = None
+    aggregator: Annotated[
+        Literal["mean", "median", "trimmed-mean", "geometric-median", "centred-clipping", "norm-bound"] | None,
+        about("what puts the replies of a round together, each channel alike; left out: mean"),
+    ] = None
+    trim: Annotated[
+        Annotated[float, Field(ge=0, lt=0.5)] | None,
+        about("trimmed-mean: the share cut at each end; left out: 0.25"),
+    ] = None
+    radius: Annotated[
+        Positive | None, about("centred-clipping, norm-bound: the radius; left out: the median of the cohort's")
+    ] = None
+    rule_iterations: Annotated[
+        Count | None, about("centred-clipping, geometric-median: iterations; left out: 3, at most 100")
+    ] = None
+    tolerance: Annotated[
+        Positive | None, about("geometric-median: the relative move that ends its iteration; left out: 1e-4")
+    ] = None
 
     def build(self, task: Task) -> Engine:
         if self.engine == "loop":
@@ -64,6 +83,21 @@ class FederationSettings:
             return Simulation(task.problem, task.clients, **compute)
         except SettingsError as error:
             raise SettingsError(f"federation.{error}") from None
+
+    def rule(self) -> Rule | None:
+        """The aggregator with its parameters; None is the mean."""
+        if self.aggregator is None or self.aggregator == "mean":
+            return None
+        given = {
+            "share": self.trim,
+            "radius": self.radius,
+            "iterations": self.rule_iterations,
+            "tolerance": self.tolerance,
+        }
+        cls = RULES[self.aggregator]
+        own = {f.name: given[f.name] for f in dataclasses.fields(cls) if given[f.name] is not None}
+        made: Rule = cls(**own)
+        return made
 
 
 @settings
@@ -88,11 +122,12 @@ class StopSettings:
 SECTIONS: dict[str, type[Any]] = {
     "data": DataSettings,
     "federation": FederationSettings,
+    "attack": AttackSettings,
     "evaluate": EvaluateSettings,
     "stop": StopSettings,
 }
 NAMED: dict[str, Mapping[str, type[Any]]] = {"problem": PROBLEMS, "algorithm": ALGORITHMS}
-ORDER = ("problem", "data", "algorithm", "federation", "evaluate", "stop")
+ORDER = ("problem", "data", "algorithm", "federation", "attack", "evaluate", "stop")
 
 
 @dataclass(frozen=True)
@@ -103,6 +138,7 @@ class Spec:
     data: DataSettings
     algorithm: Algorithm
     federation: FederationSettings
+    attack: AttackSettings
     evaluate: EvaluateSettings
     stop: StopSettings
     seed: int = 0
@@ -114,7 +150,7 @@ class Spec:
             value = getattr(self, section)
             name = {"name": _name_of(NAMED[section], value)} if section in NAMED else {}
             made[section] = name | to_mapping(value)
-        return made
+        return {section: values for section, values in made.items() if values != {}}  # keeps older digests
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_mapping())
@@ -128,6 +164,12 @@ class Spec:
     def task(self) -> Task:
         """Load the data and build the problem."""
         return self.problem.task(self.data, self.seed)
+
+    def engine(self, task: Task) -> Engine:
+        """What runs the clients, liars among them if the spec says so."""
+        classes = None if self.problem.makes_data else DATASETS[self.data.name].classes
+        clients = self.attack.wrap_clients(task.clients, classes, self.seed)
+        return self.attack.wrap(self.federation.build(task._replace(clients=clients)), self.seed)
 
 
 def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Spec:
@@ -166,7 +208,7 @@ def parse(raw: Mapping[str, Any]) -> Spec:
 
 def describe(spec: Spec) -> str:
     """The spec as TOML with the meaning of every field beside it, unset ones as comments."""
-    values = spec.to_mapping()
+    values = {section: dict[str, Any]() for section in ORDER} | spec.to_mapping()
     lines = [f"seed = {spec.seed}  # the root of all randomness"]
     for section in ORDER:
         cls = type(getattr(spec, section))
@@ -207,8 +249,22 @@ def _check(spec: Spec) -> None:
             f"federation.min_replies = {spec.federation.min_replies} is wrong: "
             f"there are {spec.data.clients} clients"
         )
+    if isinstance(spec.algorithm, Network):
+        _check_without_server(spec)
     if all(value is None for value in dataclasses.astuple(spec.stop)):
         raise SettingsError("stop has no limit; set stop.rounds, stop.iterations, stop.seconds or stop.accuracy")
+
+
+def _check_without_server(spec: Spec) -> None:
+    """Clients that mix with their neighbours have nobody who could put replies together in another way."""
+    for field, value in {
+        "federation.aggregator": None if spec.federation.aggregator == "mean" else spec.federation.aggregator,
+        "attack.kind": None if spec.attack.kind == "label-flip" else spec.attack.kind,
+    }.items():
+        if value is not None:
+            raise SettingsError(
+                f"{field} = {value!r} is wrong: the algorithm has no server; leave it out, or use fbo-aggitd"
+            )
 
 
 def _read(source: str | Path | None) -> dict[str, Any]:

@@ -54,6 +54,15 @@ class Call:
         return {name: held.value for name, held in self.held.items()}
 
     @property
+    def before(self) -> dict[str, Array]:
+        """The vectors, held or sent, that a field of the reply is named after: it is the vector's next value.
+
+        What a client contributes to such a field is the difference to the vector.
+        """
+        given = {**self.arrays, **self.vectors}
+        return {name: given[name] for name in self.step.reply if np.ndim(given.get(name, 0.0)) > 0}
+
+    @property
     def program(self) -> tuple[Any, ...]:
         """What the compiled program of this call depends on, shapes aside."""
         return self.step, tuple(sorted(self.constants.items()))

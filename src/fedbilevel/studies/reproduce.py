@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from ..record import RunFolder, environment, summarise
-from ..report import Line, Section, draw_panels, markdown_table, write_report
+from ..report import Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
 from ..spec import Spec
 from .runner import Runs, run_all
 from .study import Study, StudyRun
@@ -55,6 +55,15 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
         draw_panels(
             lines, study.panels, study.title + _short(study), study.x, [picture, picture.with_suffix(".svg")]
         )
+    if study.kind == "points":
+        picture = out / f"{study.name}.png"
+        draw_points(
+            _points(study, rows),
+            study.panels,
+            study.title + _short(study),
+            study.x,
+            [picture, picture.with_suffix(".svg")],
+        )
     ledger = runs.of(_specs(study, study.runs[-1], 1)[0]).summary()
     return Section(
         study.name,
@@ -66,6 +75,14 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
         f"{study.runs[-1].label}, seed 0",
         ledger,
     )
+
+
+def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
+    """A line for each label of a panel, through what its runs reached."""
+    lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for run, row in zip(study.runs, rows, strict=True):
+        lines.setdefault((run.label, run.panel), []).append((float(row["at"]), row["last"]))
+    return [Points(label, panel, sorted(places)) for (label, panel), places in lines.items()]
 
 
 def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
@@ -85,6 +102,14 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
     row: dict[str, Any] = {"run": run.label}
     if study.panels and len(study.panels) > 1:
         row["panel"] = study.panels[run.panel]
+    if study.kind == "points":
+        return row | {
+            "at": run.at,
+            "last": _mean(summaries, "last"),
+            "best": _mean(summaries, "best"),
+            "rounds": summaries[0]["rounds"],
+            "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
+        }
     row |= {
         "rounds_to_90": float(np.mean(to_90)) if None not in to_90 else None,
         "final": _mean(summaries, "mean_last_100"),

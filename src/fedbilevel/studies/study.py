@@ -1,7 +1,7 @@
 """A study: the runs of one table or figure of the paper, with the paper's values beside them.
 
 One TOML a study, in `specs/`: `common` settings, and `[[runs]]` each with a label, its settings and the paper's
-values. A run is identified by the digest of its resolved spec, so studies share runs.
+values; `vary` makes one run for each value of a setting. A run is identified by the digest of its resolved spec, so studies share runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..errors import SettingsError, UnknownName
 from ..spec import Spec, load_spec
 
-Kind = Literal["rounds", "accuracy", "curves"]
+Kind = Literal["rounds", "accuracy", "curves", "points"]
 QUICK = 0.05  # of the rounds
 
 
@@ -27,6 +27,7 @@ class StudyRun:
     panel: int
     overrides: Mapping[str, Any]
     paper: Mapping[str, Any]
+    at: float | None = None  # its place on the axis of a study of points
 
     def spec(self, seed: int, share: float = 1.0) -> Spec:
         """The resolved spec for a seed; `share` shortens its budget of rounds."""
@@ -49,7 +50,7 @@ class Study:
     runs: tuple[StudyRun, ...]
     panels: tuple[str, ...] = ()
     note: str = ""
-    x: Literal["rounds", "minutes"] = "rounds"
+    x: str = "rounds"  # or minutes, for curves; the meaning of the axis, for points
     share: float = 1.0
 
     def shortened(self, share: float) -> Study:
@@ -69,10 +70,7 @@ def load_study(name: str) -> Study:
     text = (resources.files("fedbilevel.studies") / "specs" / f"{name}.toml").read_text()
     raw = tomllib.loads(text)
     common = raw.get("common", {})
-    runs = tuple(
-        StudyRun(run["label"], run.get("panel", 0), _overrides({**common, **run["set"]}), run.get("paper", {}))
-        for run in raw["runs"]
-    )
+    runs = tuple(made for run in raw["runs"] for made in _runs(run, common))
     study = Study(
         name,
         raw["title"],
@@ -89,6 +87,15 @@ def load_study(name: str) -> Study:
         except SettingsError as error:
             raise SettingsError(f"study {name}, {run.label}: {error}") from None
     return study
+
+
+def _runs(run: Mapping[str, Any], common: Mapping[str, Any]) -> list[StudyRun]:
+    """The run, or one for each value of the key that it varies."""
+    made = StudyRun(run["label"], run.get("panel", 0), _overrides({**common, **run["set"]}), run.get("paper", {}))
+    if "vary" not in run:
+        return [made]
+    ((key, values),) = run["vary"].items()
+    return [replace(made, overrides={**made.overrides, key: value}, at=value) for value in values]
 
 
 def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:

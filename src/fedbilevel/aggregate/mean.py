@@ -1,16 +1,36 @@
-"""Putting replies together: which are finite, their weighted mean, and the mixing of gossip."""
+"""The weighted mean of finite replies, added up as they come, and the mixing of gossip."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .engines.base import Replies
+from ..engines.base import Replies
+
+
+class Accumulator(Protocol):
+    """The replies of one round, put together: a fresh one for every round.
+
+    count   how many valid replies it has
+    fields  the fields that they have, None before the first
+    value   what the round returns, as the step's NamedTuple
+    """
+
+    count: int
+
+    @property
+    def fields(self) -> list[str] | None: ...
+
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
+        """Add stacked replies; return who was left out, with the reason."""
+
+    @property
+    def value(self) -> Any: ...
 
 
 class Mean:
@@ -19,6 +39,10 @@ class Mean:
     def __init__(self) -> None:
         self.total: Any = None
         self.weight, self.count = 0.0, 0
+
+    @property
+    def fields(self) -> list[str] | None:
+        return None if self.total is None else present(self.total)
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
         """Add stacked replies; return who was left out because a vector is not finite."""

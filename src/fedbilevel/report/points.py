@@ -1,0 +1,75 @@
+"""Figures of studies that compare runs by where they end: accuracy against a setting, a line for each label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from .panels import COLOURS
+
+MARKERS = "osD^vP"
+
+
+@dataclass(frozen=True)
+class Points:
+    """A line: its places on the axis, each with the accuracy reached there."""
+
+    label: str
+    panel: int
+    places: list[tuple[float, float]]
+
+
+def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
+    """One axes a panel; colours and markers follow labels across panels, and one legend serves all.
+
+    Labels share their places, so those of a place stand side by side: lines that end equal stay apart.
+    """
+    labels = list(dict.fromkeys(line.label for line in lines))
+    figure = Figure(figsize=(5.0 * len(panels) + 1.7, 4.3), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for panel, (name, axes) in enumerate(zip(panels, grid, strict=True)):
+        axes.set_title(name, loc="left", fontsize=10.5)
+        for line in (one for one in lines if one.panel == panel):
+            _draw(axes, line, labels.index(line.label), len(labels), x)
+        _finish(axes, [at for line in lines for at, _ in line.places], x)
+    handles, names = grid[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=12)
+    for path in paths:
+        figure.savefig(path, dpi=130)
+
+
+def _draw(axes: Axes, line: Points, place: int, count: int, x: str) -> None:
+    places, values = zip(*line.places, strict=True)
+    width = (
+        0.0
+        if _is_measured(x)
+        else 0.35 * min((b - a for a, b in zip(places, places[1:], strict=False)), default=0)
+    )
+    shift = width * ((place + 0.5) / count - 0.5)
+    colour = COLOURS[place % len(COLOURS)]
+    style = dict(color=colour, marker=MARKERS[place % len(MARKERS)], markersize=5.5, markeredgecolor="white")
+    axes.plot([p + shift for p in places], values, linewidth=1.2, label=line.label, **style)
+
+
+def _finish(axes: Axes, places: Sequence[float], x: str) -> None:
+    axes.set(xlabel=x, ylabel="test accuracy at the end", ylim=(0, 1.0))
+    if _is_measured(x):
+        axes.set_xscale("log")
+    else:
+        axes.set_xticks(sorted(set(places)))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_tick_params(labelleft=True)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _is_measured(x: str) -> bool:
+    """Whether places on the axis are measured, as epsilon is, or the shares that were set."""
+    return x.startswith("epsilon")

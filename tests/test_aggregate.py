@@ -1,0 +1,265 @@
+"""Aggregation rules against references, and what has to hold for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import optimize, stats
+
+from fedbilevel import AggITD, Federation, SettingsError, Simulation, load_spec
+from fedbilevel.aggregate import RULES, CentredClipping, GeometricMedian, Median, NormBound, Rows, TrimmedMean
+from fedbilevel.engines import Call, Replies
+from fedbilevel.oracle import Oracle
+from fedbilevel.problem import Task
+from fedbilevel.steps import X, Y, client_step
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(9, 5)).astype(np.float32) * 10.0 ** np.arange(-2, 3, dtype=np.float32)
+SIZES = np.asarray([3, 1, 4, 1, 5, 9, 2, 6, 5], float)
+ONES = np.ones(9)
+QUICK = settings(deadline=None, derandomize=True, max_examples=30)
+
+
+def repeated(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weights that are whole numbers, as so many equal rows."""
+    return np.repeat(rows, weights.astype(int), axis=0)
+
+
+def clip(v: np.ndarray, radius: float) -> np.ndarray:
+    return v * min(1.0, radius / np.linalg.norm(v)) if np.any(v) else v
+
+
+# ---------------------------------------------------------------------------------------------- against references
+
+
+def test_the_median_is_numpys() -> None:
+    np.testing.assert_allclose(Median()(ROWS, ONES), np.median(ROWS, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(Median()(ROWS[:8], ONES[:8]), np.median(ROWS[:8], axis=0), rtol=1e-5)
+
+
+def test_the_trimmed_mean_is_scipys_where_whole_rows_are_cut() -> None:
+    rows = ROWS[:8]
+    for share in (0.0, 0.125, 0.25, 0.375):
+        expected = stats.trim_mean(rows.astype(float), share, axis=0)
+        np.testing.assert_allclose(TrimmedMean(share=share)(rows, ONES[:8]), expected, rtol=1e-5)
+
+
+def test_the_geometric_median_is_the_minimum_that_scipy_finds() -> None:
+    def distance(v: np.ndarray) -> float:
+        return float(SIZES @ np.linalg.norm(ROWS - v, axis=1))
+
+    found = GeometricMedian(tolerance=1e-7, iterations=1000)(ROWS, SIZES)
+    start, fine = np.median(ROWS, axis=0).astype(float), dict(maxiter=20_000, xatol=1e-9, fatol=1e-9)
+    best = optimize.minimize(distance, start, method="Nelder-Mead", options=fine).fun
+    assert distance(found) <= best * (1 + 1e-5)
+    assert distance(start) > best * 1.001
+
+
+def test_the_tolerance_ends_the_iteration_of_the_geometric_median() -> None:
+    fine, coarse, one = (
+        GeometricMedian(**how)(ROWS, ONES)
+        for how in (dict(tolerance=1e-8, iterations=1000), dict(tolerance=1e9), dict(iterations=1))
+    )
+    np.testing.assert_array_equal(coarse, one)
+    assert np.linalg.norm(fine - one) > 1e-3
+
+
+def test_a_reply_that_most_of_the_weight_agrees_on_is_the_geometric_median() -> None:
+    rows = np.asarray([[1, 2], [1, 2], [1, 2], [50, -9], [7, 7]], np.float32)
+    np.testing.assert_array_equal(GeometricMedian()(rows, np.ones(5)), [1, 2])
+
+
+@pytest.mark.parametrize("radius", [None, 0.5])
+def test_centred_clipping_follows_its_formula(radius: float | None) -> None:
+    v = np.median(ROWS.astype(float), axis=0)
+    tau = np.median(np.linalg.norm(ROWS - v, axis=1)) if radius is None else radius
+    for _ in range(3):
+        v = v + np.mean([clip(r - v, tau) for r in ROWS.astype(float)], axis=0)
+    np.testing.assert_allclose(CentredClipping(radius=radius)(ROWS, ONES), v, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("radius", [None, 0.5])
+def test_the_norm_bound_follows_its_formula(radius: float | None) -> None:
+    tau = np.median(np.linalg.norm(ROWS, axis=1)) if radius is None else radius
+    expected = np.average([clip(r, tau) for r in ROWS.astype(float)], axis=0, weights=SIZES)
+    got = NormBound(radius=tau)(ROWS, SIZES)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    if radius is None:
+        uniform = np.mean([clip(r, tau) for r in ROWS.astype(float)], axis=0)
+        np.testing.assert_allclose(NormBound()(ROWS, ONES), uniform, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_weight_counts_as_so_many_equal_replies(name: str) -> None:
+    rule, many = RULES[name](), repeated(ROWS, SIZES)
+    np.testing.assert_allclose(rule(ROWS, SIZES), rule(many, np.ones(len(many))), rtol=2e-3, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- what holds for all rules
+
+numbers = st.floats(-1e3, 1e3, width=32)
+replies_of = arrays(np.float32, st.tuples(st.integers(2, 9), st.integers(1, 4)), elements=numbers)
+
+
+@QUICK
+@given(replies_of, st.sampled_from(sorted(RULES)), st.randoms(use_true_random=False))
+def test_the_order_of_the_replies_does_not_matter(rows: np.ndarray, name: str, random: Any) -> None:
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    weights = np.arange(1.0, len(rows) + 1)
+    one, other = RULES[name]()(rows, weights), RULES[name]()(rows[order], weights[order])
+    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * (1 + np.abs(rows).max()))
+
+
+@QUICK
+@given(arrays(np.float32, 4, elements=numbers), st.integers(1, 9), st.sampled_from(sorted(RULES)))
+def test_replies_that_agree_are_the_result(reply: np.ndarray, count: int, name: str) -> None:
+    got = RULES[name]()(np.tile(reply, (count, 1)), np.arange(1.0, count + 1))
+    np.testing.assert_allclose(got, reply, rtol=1e-5, atol=1e-4)
+
+
+@QUICK
+@given(
+    arrays(np.float32, (7, 3), elements=st.floats(-1, 1, width=32)),
+    st.integers(1, 6),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.sampled_from(["median", "geometric-median", "centred-clipping", "trimmed-mean"]),
+)
+def test_a_minority_of_liars_cannot_move_the_result_far(
+    honest: np.ndarray, liars: int, lie: float, name: str
+) -> None:
+    """Honest replies lie in the unit cube; whatever fewer than half of the replies say, the result is near it."""
+    rows = np.concatenate([honest, np.full((liars, 3), lie, np.float32)])
+    rule = TrimmedMean(share=0.47) if name == "trimmed-mean" else RULES[name]()
+    bound = {"median": 1.0, "trimmed-mean": 1.0}.get(name, 60.0)
+    assert np.abs(rule(rows, np.ones(len(rows)))).max() <= bound + 1e-4
+
+
+def test_the_mean_is_moved_by_one_liar_and_the_norm_bound_only_so_far() -> None:
+    rows = np.concatenate([np.ones((8, 2), np.float32), np.full((1, 2), -1e30, np.float32)])
+    assert np.abs(TrimmedMean(share=0.0)(rows, np.ones(9))).max() > 1e28
+    np.testing.assert_allclose(NormBound()(rows, np.ones(9)), np.full(2, 7 / 9), rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- in a federation
+
+
+class Reply(NamedTuple):
+    y: Y
+    h: X | None
+
+
+@client_step
+def answer(c: Oracle, y: Any) -> Reply:
+    """Never run."""
+    raise AssertionError
+
+
+def stacked(clients: list[int], y: list[float], h: list[float] | None = None) -> Replies:
+    def column(values: list[float] | None) -> Any:
+        return None if values is None else np.asarray(values, np.float32)[:, None]
+
+    return Replies(tuple(clients), Reply(column(y), column(h)))
+
+
+def test_rules_see_the_difference_to_the_vector_that_a_field_is_the_next_value_of() -> None:
+    """y was sent, so y_i - y is bounded; h was not, so h_i is."""
+    call = Call(answer, (0, "round", 0), (0, 1), arrays={"y": np.asarray([100.0], np.float32)})
+    assert list(call.before) == ["y"]
+    rows = Rows(NormBound(radius=1.0), call.before)
+    rows.add(stacked([0, 1], [100.5, 110.0], [5.0, 0.5]), np.ones(2))
+    np.testing.assert_allclose(rows.value.y, [100 + (0.5 + 1.0) / 2])
+    np.testing.assert_allclose(rows.value.h, [(1.0 + 0.5) / 2])
+
+
+def test_a_number_of_the_name_of_a_field_is_not_its_vector() -> None:
+    call = Call(answer, (0, "round", 0), (0,), arrays={"y": np.float32(3.0)})
+    assert call.before == {}
+
+
+def test_chunks_are_kept_and_a_reply_that_is_not_finite_is_left_out() -> None:
+    rows = Rows(Median(), {})
+    assert rows.fields is None
+    assert rows.add(stacked([4, 7], [1.0, 2.0]), np.ones(2)) == {}
+    assert rows.add(stacked([8, 9], [np.nan, 30.0]), np.ones(2)) == {8: "y is not finite"}
+    assert (rows.count, rows.fields) == (3, ["y"])
+    np.testing.assert_array_equal(rows.value.y, [2.0])
+    assert rows.value.h is None
+
+
+class Swapped:
+    """The engine of a task whose last client answers with a constant, in chunks as the engine makes them."""
+
+    def __init__(self, engine: Simulation, constant: float) -> None:
+        self.problem, self.clients, self._engine, self._constant = engine.problem, engine.clients, engine, constant
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        for chunk in self._engine.replies(call):
+            changed = [np.array(field) if field is not None else None for field in chunk.reply]
+            for field in changed:
+                if field is not None and self.clients.count - 1 in chunk.clients:
+                    field[chunk.clients.index(self.clients.count - 1)] = self._constant
+            yield Replies(chunk.clients, type(chunk.reply)(*changed), chunk.failures)
+
+
+ALGORITHM = AggITD(N=1, alpha=0.1, beta=0.05, lam=0.3, participation=20, lower_epochs=1, upper_steps=2)
+
+
+@pytest.fixture(scope="module")
+def engine(digits: Task) -> Simulation:
+    return Simulation(digits.problem, digits.clients, devices=1)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_channel_of_an_algorithm_goes_through_the_rule(name: str, engine: Simulation) -> None:
+    """One client of twenty answers 1e20 everywhere: x and y stay near the run without it; with the mean not."""
+    start = ALGORITHM.init(engine.problem)
+    clean = ALGORITHM.step(Federation(engine), start)
+    held = ALGORITHM.step(Federation(Swapped(engine, 1e20), aggregator=RULES[name]()), start)
+    for good, got, first in zip(clean, held, start, strict=True):
+        moved = float(np.linalg.norm(np.asarray(good - first)))
+        assert float(np.linalg.norm(np.asarray(got - good))) < 2 * moved
+        assert float(np.linalg.norm(np.asarray(got - first))) > 0
+    lost = ALGORITHM.step(Federation(Swapped(engine, 1e12)), start)
+    assert float(np.linalg.norm(np.asarray(lost.x))) > 1e8
+
+
+# -------------------------------------------------------------------------------------------------------- the spec
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_spec_names_the_rule_and_gives_its_parameters(name: str) -> None:
+    sets = {"trim": 0.1, "radius": 2.0, "rule_iterations": 7, "tolerance": 0.5, "aggregator": name}
+    rule = load_spec("demo", {f"federation.{key}": value for key, value in sets.items()}).federation.rule()
+    plain = load_spec("demo", {"federation.aggregator": name}).federation.rule()
+    assert type(rule) is type(plain) is RULES[name]
+    expected = {
+        "median": Median(),
+        "trimmed-mean": TrimmedMean(share=0.1),
+        "geometric-median": GeometricMedian(tolerance=0.5, iterations=7),
+        "centred-clipping": CentredClipping(radius=2.0, iterations=7),
+        "norm-bound": NormBound(radius=2.0),
+    }
+    assert rule == expected[name] and plain == RULES[name]()
+
+
+def test_the_mean_is_the_default_and_has_no_rule() -> None:
+    for sets in ({}, {"federation.aggregator": "mean"}):
+        assert load_spec("demo", sets).federation.rule() is None
+
+
+def test_specs_from_before_there_were_rules_keep_their_digest() -> None:
+    assert load_spec("demo").digest == "080134c7ecc9409f"
+    assert load_spec("paper").digest == "c4955a6dd82d159b"
+
+
+def test_an_algorithm_without_a_server_refuses_a_rule() -> None:
+    with pytest.raises(SettingsError, match=r"federation.aggregator = 'median' is wrong: .* no server"):
+        load_spec("demo", {"algorithm.name": "ma-dsbo", "federation.aggregator": "median"})
+    load_spec("demo", {"algorithm.name": "ma-dsbo", "federation.aggregator": "mean"})
