@@ -29,7 +29,7 @@ from fedbilevel import (
 )
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.engines import Call, Engine, Replies
-from fedbilevel.federation import Account, Ledger
+from fedbilevel.ledger import Account, Ledger
 from fedbilevel.oracle import Oracle
 from fedbilevel.probes import losses
 from fedbilevel.problem import Problem, Task

@@ -17,7 +17,8 @@ from jax import Array
 from fedbilevel.data import ClientSize, clients_from
 from fedbilevel.engines import Call, Loop, Replies
 from fedbilevel.errors import SettingsError, TooFewReplies
-from fedbilevel.federation import Federation, Ledger, cohort_size
+from fedbilevel.federation import Federation, cohort_size
+from fedbilevel.ledger import Ledger
 from fedbilevel.oracle import Oracle
 from fedbilevel.problem import Problem
 from fedbilevel.steps import Draw, PerClient, Sample, Scalar, X, Y, client_step

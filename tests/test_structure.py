@@ -24,12 +24,15 @@ ROOMS = [
     "run",
     "report",
     "record",
+    "divergence",
     "spec",
     "check",
     "theory",
     "algorithms",
     "probes",
     "federation",
+    "ledger",
+    "policies",
     "aggregate",
     "engines",
     "oracle",
@@ -164,6 +167,7 @@ def test_only_the_federation_counts_rounds_and_bytes() -> None:
     assert books("ledger.steps['a'].rounds += 1\nx = 1\na.bytes_up = 3\nAccount(rounds=2)\n") == [1, 3, 4]
     counting = {relative_name(file): books(file.read_text()) for file in FILES}
     assert len(counting.pop("federation.py")) >= 4
+    assert len(counting.pop("ledger.py")) == 1, "the way back from JSON"
     assert {name: lines for name, lines in counting.items() if lines} == {}
 
 

@@ -15,7 +15,8 @@ from .errors import (
     TooFewReplies,
     UnknownName,
 )
-from .federation import Federation, Ledger
+from .federation import Federation
+from .ledger import Ledger
 from .oracle import Oracle
 from .problem import Batch, Problem
 from .problems import HyperRepresentation, Quadratic

@@ -23,6 +23,7 @@ from . import processes
 from .algorithms import AggITD
 from .check import check as check_problem
 from .console import Bar, err, logger
+from .engines import load_chaos
 from .errors import DataUnavailable, FedBilevelError, SettingsError, UnknownName
 from .federate import load_site
 from .federate.commands import federated, join, kit_run, need_flare, simulate_run
@@ -61,6 +62,12 @@ def run_command(
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    chaos: Annotated[
+        Path | None, typer.Option("--chaos", metavar="FILE", help="Faults on purpose, as this TOML says.")
+    ] = None,
+    on_divergence: Annotated[
+        str, typer.Option(help="stop, or restart: go back and halve the step size that is likely to blame.")
+    ] = "stop",
     distributed: Annotated[
         bool, typer.Option("--distributed", help="One of several processes of a run; see docs/scale.md.")
     ] = False,
@@ -72,6 +79,9 @@ def run_command(
         return
     if folder is None:
         raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
+    if on_divergence not in ("stop", "restart"):
+        raise SettingsError(f"--on-divergence {on_divergence} is wrong: use stop or restart")
+    faults = None if chaos is None else load_chaos(chaos)
     if distributed:
         processes.join()
         quiet = quiet or not processes.is_first()
@@ -83,8 +93,9 @@ def run_command(
             observers.append(stack.enter_context(logger(log, folder)))
         if not quiet:
             observers.append(stack.enter_context(Bar()))
+        options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, on_divergence=on_divergence)
         try:
-            result = run(chosen, folder, resume=resume, overwrite=overwrite, observers=observers)
+            result = run(chosen, folder, observers=observers, chaos=faults, **options)
         except KeyboardInterrupt:  # here, as Typer would end without a word
             stack.close()
             err.print("interrupted; the run goes on from its last checkpoint with --resume")

@@ -10,11 +10,12 @@ FedBilevelError            everything this library raises on purpose
 ├── StorageError           the run folder could not be written                     (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
+    └── Diverged           replies or losses that are not finite, or explode       (exit code 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class FedBilevelError(Exception):
@@ -62,3 +63,17 @@ class StepError(FedBilevelError):
 
 class TooFewReplies(FedBilevelError):
     """A round got fewer valid replies than the federation needs."""
+
+
+class Diverged(TooFewReplies):
+    """Replies or losses that are not finite, or explode.
+
+    fields   the vectors, or losses, that did
+    numbers  the step sizes of the round in which they did
+    """
+
+    def __init__(
+        self, message: str, fields: Iterable[str] = (), numbers: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.fields, self.numbers = tuple(fields), dict(numbers or {})

@@ -1,4 +1,4 @@
-"""The federation and its ledger: the only code that counts rounds and bytes.
+"""The federation: the only code that counts rounds and bytes.
 
 One call of `round` is one communication round: vectors go down to the cohort, a client step runs on each, the
 mean of the valid replies comes back. `2N+3` comes out of the ledger; nobody writes it down.
@@ -7,11 +7,10 @@ mean of the valid replies comes back. `2N+3` comes out of the ledger; nobody wri
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
+import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +22,9 @@ from jax import Array
 from . import rng
 from .aggregate import Accumulator, Mean, Rows, Rule, mix, not_finite, present
 from .engines.base import Call, Engine, Held, Replies
-from .errors import SettingsError, TooFewReplies
+from .errors import Diverged, SettingsError, TooFewReplies
+from .ledger import Account, Ledger
+from .policies import Policies
 from .steps import Descriptor, PerClient, Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -31,68 +32,6 @@ Weighting = Literal["uniform", "samples"]
 
 # Versions of held vectors. They never repeat, so federations that share an engine do not take one another's.
 _versions = itertools.count()
-
-
-@dataclass
-class Account:
-    """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars.
-
-    `wire_up` and `wire_down` are the bytes of whole messages, as measured by an engine that sends them.
-    """
-
-    rounds: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    rejected: int = 0
-    wire_up: int = 0
-    wire_down: int = 0
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The account as JSON values; without the wire where there is none."""
-        values = dataclasses.asdict(self)
-        return {k: v for k, v in values.items() if v or not k.startswith("wire_")}
-
-
-@dataclass
-class Ledger:
-    """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
-
-    `rejected` counts the replies that were not used, by client and reason.
-    """
-
-    steps: dict[str, Account] = field(default_factory=dict)
-    probes: dict[str, Account] = field(default_factory=dict)
-    rejected: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def rounds(self) -> int:
-        return sum(a.rounds for a in self.steps.values())
-
-    @property
-    def bytes_up(self) -> int:
-        return sum(a.bytes_up for a in self.steps.values())
-
-    @property
-    def bytes_down(self) -> int:
-        return sum(a.bytes_down for a in self.steps.values())
-
-    @property
-    def seconds(self) -> float:
-        return sum(a.seconds for a in self.steps.values())
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The ledger as JSON values, and `from_mapping` the way back."""
-        books = {"steps": self.steps, "probes": self.probes}
-        mapping: dict[str, Any] = {
-            book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
-        }
-        return {**mapping, "rejected": dict(self.rejected)}
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
-        steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
-        return cls(steps, probes, Counter(values["rejected"]))
 
 
 @dataclass
@@ -104,12 +43,24 @@ class _Shelf:
     holders: set[int]
 
 
+@dataclass
+class _Round:
+    """What came of a round so far: whose replies count, who answered badly, and why others do not count."""
+
+    gathered: Accumulator
+    wanted: int
+    well: set[int] = field(default_factory=set)
+    badly: set[int] = field(default_factory=set)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
 class Federation:
     """A server's view of its clients.
 
     engine       what runs the clients
     seed         the root of every random address: cohorts, samples, the algorithm's own choices
-    min_replies  a round with fewer valid replies raises `TooFewReplies`
+    min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of those asked
+    policies     what else is put up with: deadline, retries, more clients asked than needed, who is left out
     weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
     aggregator   the rule that puts the replies of a round together; the mean when left out
     ledger       the books to go on with, when a run is resumed
@@ -120,7 +71,8 @@ class Federation:
         engine: Engine,
         *,
         seed: int = 0,
-        min_replies: int = 1,
+        min_replies: int | float = 1,
+        policies: Policies | None = None,
         weighting: Weighting = "uniform",
         aggregator: Rule | None = None,
         ledger: Ledger | None = None,
@@ -129,6 +81,8 @@ class Federation:
         self.ledger = Ledger() if ledger is None else ledger
         self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
         self._min_replies, self._weighting, self._aggregator = min_replies, weighting, aggregator
+        self._policies = policies or Policies()
+        self._wanted: int | None = None  # replies that are enough; all when there is no number
         self._shelves: dict[str, _Shelf] = {}
 
     def cohort(self, participation: int | float) -> Federation:
@@ -138,9 +92,14 @@ class Federation:
         """
         count = cohort_size(participation, len(self.clients))
         view = copy.copy(self)
-        if count < len(self.clients):
-            chosen = self.rng("cohort").choice(len(self.clients), count, replace=False)
-            view.clients = tuple(self.clients[i] for i in sorted(chosen))
+        out = self.ledger.conduct.excluded(self.ledger.rounds)
+        asked = count if self._policies.oversample == 0 else math.ceil(count * (1 + self._policies.oversample))
+        drawn = min(asked + len(out), len(self.clients))
+        if drawn < len(self.clients) or out:
+            chosen = self.rng("cohort").choice(len(self.clients), drawn, replace=False)
+            there = [self.clients[i] for i in chosen if self.clients[i] not in out]
+            view.clients = tuple(sorted(there[:asked])) or self.clients
+        view._wanted = count if self._policies.oversample else None
         return view
 
     def rng(self, name: str) -> np.random.Generator:
@@ -180,15 +139,16 @@ class Federation:
 
         For methods without a server. A reply that is not valid raises, as nobody else can stand in for it.
         """
-        call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, {}, arguments)
+        call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, {}, arguments, local=True)
         account = self.ledger.steps.setdefault(step.name, Account())
         start = time.perf_counter()
         rows: list[Any] = []
         for replies in self.engine.replies(call):
-            wrong = self._misfit(call, replies, None) or next(iter(replies.failures.values()), None)
+            missing = {**replies.absent, **replies.failures}
+            wrong = next(iter(missing.values()), None) or self._misfit(call, replies, None)
             reasons = dict.fromkeys(replies.clients, wrong) if wrong else not_finite(replies)
             if reasons:
-                raise TooFewReplies(_complaint(call, len(rows), len(call.clients), reasons))
+                raise _complaint(call, len(rows), len(call.clients), reasons)
             rows.append(replies.reply)
         account.seconds += time.perf_counter() - start
         return rows[0] if len(rows) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *rows)
@@ -199,15 +159,31 @@ class Federation:
         Booked under `name` as one round; each vector is billed once for every neighbour it goes to.
         """
         start = time.perf_counter()
-        mixed = jax.block_until_ready(mix(jnp.asarray(weights, jnp.float32), rows))
-        links = int(np.count_nonzero(weights) - np.count_nonzero(np.diag(weights)))
-        sent = links * sum(a.nbytes // a.shape[0] for a in rows.values())
         account = self.ledger.steps.setdefault(name, Account())
+        links = int(np.count_nonzero(weights) - np.count_nonzero(np.diag(weights)))
+        weights = self._received(name, np.asarray(weights), account)
+        mixed = jax.block_until_ready(mix(jnp.asarray(weights, jnp.float32), rows))
+        sent = links * sum(a.nbytes // a.shape[0] for a in rows.values())
         account.rounds += 1
         account.bytes_up += sent
         account.bytes_down += sent
         account.seconds += time.perf_counter() - start
         return mixed
+
+    def _received(self, name: str, weights: np.ndarray, account: Account) -> np.ndarray:
+        """The weights of what arrives. For a message that does not, or is no good, a client takes its own."""
+        faults = getattr(self.engine, "broken", None)  # only an engine that makes faults has them
+        if faults is None:
+            return weights
+        broken, weights = faults(name, (self.seed, "round", self.ledger.rounds), weights), weights.copy()
+        for (to, sender), (kind, why) in broken.items():
+            self.ledger.injected[f"client {sender}: {name}: {kind}"] += 1
+            self.ledger.rejected[f"client {sender}: {name}: {why}"] += 1
+            account.rejected += 1
+            if kind != "twice":
+                weights[to, to] += weights[to, sender]
+                weights[to, sender] = 0.0
+        return weights
 
     def probe(self, step: Step[Any, R], clients: Sequence[int] | None = None, **arguments: Any) -> R:
         """As `round`, for a measurement: billed apart, on any clients, without touching what they hold."""
@@ -217,28 +193,74 @@ class Federation:
 
     def _exchange(self, call: Call, account: Account, gathered: Accumulator) -> Any:
         start = time.perf_counter()
-        reasons = dict[int, str]()
+        took = _Round(gathered, self._wanted or len(call.clients))
+        fewest = min(needed(self._min_replies, len(call.clients)), took.wanted)
+        for attempt in range(self._policies.retries + 1):
+            asked = tuple(c for c in call.clients if c not in took.well)
+            if attempt and (not asked or gathered.count >= took.wanted):
+                break
+            self._ask(call.again(asked, attempt) if attempt else call, account, took)
+            account.retries += len(asked) if attempt else 0
+        account.rounds += 1
+        account.seconds += time.perf_counter() - start
+        for name in call.held:  # who did not answer well is not counted on to have it
+            self._shelves[name].holders.update(took.well)
+        if gathered.count < fewest:
+            raise _complaint(call, gathered.count, fewest, took.reasons)
+        self._judge(call, took)
+        return gathered.value
+
+    def _ask(self, call: Call, account: Account, took: _Round) -> None:
+        """Run the step on the clients of a call, and gather what is valid."""
+        account.bytes_down += len(call.clients) * _nbytes(call.arrays)
+        account.bytes_down += sum(len(h.missing) * _nbytes(h.value) for h in call.held.values())
         for replies in self.engine.replies(call):
-            reasons.update(replies.failures)
-            wrong = self._misfit(call, replies, gathered.fields)
             account.wire_up += replies.wire[0]
             account.wire_down += replies.wire[1]
             account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
-            if wrong:
-                reasons.update(dict.fromkeys(replies.clients, wrong))
+            self.ledger.injected.update(f"client {c}: {call.step.name}: {k}" for c, k in replies.injected.items())
+            refused = [*replies.absent.items(), *replies.failures.items()]
+            took.badly.update(replies.failures)
+            late = self._policies.deadline is not None and replies.delay > self._policies.deadline
+            if late:
+                refused += [(c, f"late: after {self._policies.deadline:g} s") for c in replies.clients]
+            elif why := self._refusal(call, replies, took):
+                refused += [(c, why) for c in replies.clients]
+                took.badly.update(replies.clients)
             else:
-                reasons.update(gathered.add(replies, self._weights(replies.clients)))
-        account.rounds += 1
-        account.bytes_down += len(call.clients) * _nbytes(call.arrays)
-        account.bytes_down += sum(len(h.missing) * _nbytes(h.value) for h in call.held.values())
-        account.seconds += time.perf_counter() - start
-        account.rejected += len(reasons)
-        for name in call.held:  # who did not answer well is not counted on to have it
-            self._shelves[name].holders.update(c for c in call.clients if c not in reasons)
-        self.ledger.rejected.update(f"client {c}: {call.step.name}: {why}" for c, why in reasons.items())
-        if gathered.count < self._min_replies:
-            raise TooFewReplies(_complaint(call, gathered.count, self._min_replies, reasons))
-        return gathered.value
+                refused += self._gather(replies, account, took)
+            account.rejected += len(refused)
+            self.ledger.rejected.update(f"client {c}: {call.step.name}: {why}" for c, why in refused)
+            took.reasons.update(refused)
+
+    def _gather(self, replies: Replies, account: Account, took: _Round) -> Iterator[tuple[int, str]]:
+        """Add what is valid, until there is enough; who was left out, and why."""
+        while replies.clients and took.gathered.count < took.wanted:
+            part, replies = _split(replies, took.wanted - took.gathered.count)
+            left_out = took.gathered.add(part, self._weights(part.clients))
+            took.well.update(c for c in part.clients if c not in left_out)
+            took.badly.update(left_out)
+            yield from left_out.items()
+        account.surplus += len(replies.clients)
+
+    def _judge(self, call: Call, took: _Round) -> None:
+        """Leave those out for a while who answered badly too often in a row."""
+        if call.address[1] != "round" or not (took.badly or self.ledger.conduct.strikes):
+            return
+        rounds = self.ledger.rounds
+        named = self.ledger.conduct.book(took.well, took.badly - took.well, rounds, self._policies)
+        until = rounds + self._policies.left_out
+        self.ledger.left_out += [{"client": c, "round": rounds, "until": until} for c in named]
+
+    def _refusal(self, call: Call, replies: Replies, took: _Round) -> str | None:
+        """Why replies are not used, if so."""
+        if not replies.clients:
+            return None
+        if replies.address is not None and replies.address != call.address:
+            return f"a reply to {' '.join(map(str, replies.address[1:]))}"
+        if not took.well.isdisjoint(replies.clients):
+            return "answered twice"
+        return self._misfit(call, replies, took.gathered.fields)
 
     def _misfit(self, call: Call, replies: Replies, before: list[str] | None) -> str | None:
         """Why stacked replies do not have the fields, shapes and type that the step promises, if so."""
@@ -267,6 +289,24 @@ class Federation:
         return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
 
 
+def needed(min_replies: int | float, asked: int) -> int:
+    """How many valid replies a round with so many clients needs: a number, or a share of them."""
+    return min_replies if isinstance(min_replies, int) else max(1, round(min_replies * asked))
+
+
+def _split(replies: Replies, count: int) -> tuple[Replies, Replies]:
+    """The first replies, so many of them, and the others."""
+    if count >= len(replies.clients):
+        return replies, replies._replace(clients=(), reply=None)
+    first, rest = (
+        jax.tree.map(lambda a, part=part: a[part], replies.reply) for part in (slice(count), slice(count, None))
+    )
+    return (
+        replies._replace(clients=replies.clients[:count], reply=first),
+        replies._replace(clients=replies.clients[count:], reply=rest),
+    )
+
+
 def cohort_size(participation: int | float, clients: int) -> int:
     """How many clients a participation means: a whole number is a count, a float a share, at least one."""
     if isinstance(participation, int):
@@ -290,6 +330,7 @@ def _call(
     clients: Sequence[int],
     held: dict[str, Held],
     arguments: dict[str, Any],
+    local: bool = False,
 ) -> Call:
     arrays: dict[str, Any] = {}
     constants: dict[str, Any] = {}
@@ -306,7 +347,7 @@ def _call(
             arrays[name] = np.float32(value)
         else:
             constants[name] = value
-    return Call(step, address, tuple(clients), held, arrays, constants, own, samples)
+    return Call(step, address, tuple(clients), held, arrays, constants, own, samples, local=local)
 
 
 def _nbytes(tree: Any) -> int:
@@ -314,11 +355,15 @@ def _nbytes(tree: Any) -> int:
     return sum(a.nbytes for a in jax.tree.leaves(tree) if a.ndim)
 
 
-def _complaint(call: Call, got: int, needed: int, reasons: Mapping[int, str]) -> str:
+def _complaint(call: Call, got: int, needed: int, reasons: Mapping[int, str]) -> TooFewReplies:
+    """The error of a round without enough valid replies: divergence, if most of them are not finite."""
     text = f"{call}: {got} valid replies of {len(call.clients)}, {needed} needed"
     text += "".join(f"; client {c}: {why}" for c, why in list(reasons.items())[:3])
     text += f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    numbers = ", ".join(f"{k} ({float(v):.3g})" for k, v in call.arrays.items() if np.ndim(v) == 0)
-    if numbers and any("not finite" in why for why in reasons.values()):
-        text += f"; try a smaller {numbers}"
-    return text
+    wild = [why.partition(" ")[0] for why in reasons.values() if "not finite" in why]
+    if 2 * len(wild) <= len(reasons) or not wild:
+        return TooFewReplies(text)
+    numbers = {k: float(v) for k, v in call.arrays.items() if np.ndim(v) == 0}
+    if numbers:
+        text += f"; try a smaller {', '.join(f'{k} ({v:.3g})' for k, v in numbers.items())}"
+    return Diverged(text, dict.fromkeys(wild), numbers)

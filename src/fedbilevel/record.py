@@ -38,6 +38,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from .divergence import Restart
 from .errors import CheckpointError, RunFolderError, StorageError
 from .spec import Spec
 
@@ -63,6 +64,7 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, np.ndarray]
     iteration: int
     ledger: dict[str, Any]
+    restarts: tuple[Restart, ...] = ()
 
 
 @final
@@ -213,6 +215,7 @@ class RunFolder:
             "spec": spec.digest,
             "iteration": str(checkpoint.iteration),
             "ledger": json.dumps(checkpoint.ledger),
+            "restarts": json.dumps(checkpoint.restarts),
             "history": self._history.digest,
         }
         header["sha256"] = _digest(checkpoint.arrays, header)
@@ -244,12 +247,10 @@ class RunFolder:
             with safe_open(path, framework="numpy") as file:
                 header = dict(file.metadata() or {})
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            vouched, iteration, ledger = (
-                header.pop("sha256"),
-                int(header["iteration"]),
-                json.loads(header["ledger"]),
-            )
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            vouched, iteration = header.pop("sha256"), int(header["iteration"])
+            ledger, again = json.loads(header["ledger"]), json.loads(header["restarts"])
+            restarts = tuple(Restart(*each) for each in again)
+        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); {remedy}") from None
         if header["spec"] != spec.digest:
             raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
@@ -261,7 +262,7 @@ class RunFolder:
                 f"{self.file('history.jsonl')} is not as it was written: up to iteration {iteration} it differs "
                 f"from what {path.name} vouches for; put it back, or --overwrite to start again"
             )
-        return Checkpoint(arrays, iteration, ledger)
+        return Checkpoint(arrays, iteration, ledger, restarts)
 
     def _same_spec(self, spec: Spec) -> None:
         """Refuse to go on with other settings than the run was started with; only `stop` may change."""
@@ -344,6 +345,7 @@ def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: 
         "ledger": ledger["steps"],
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
+        **{key: ledger[key] for key in ("injected", "left_out") if ledger.get(key)},
         **more,
     }
 

@@ -8,22 +8,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import processes, rng
-from .engines import Engine
-from .errors import CheckpointError, StepError, TooFewReplies
-from .federation import Federation, Ledger
+from .divergence import Restart, advice, check_losses, smaller, suspect
+from .engines import Chaos, ChaosSettings, Engine
+from .errors import CheckpointError, Diverged, StepError, TooFewReplies
+from .federation import Federation
+from .ledger import BY, Ledger, counted
 from .probes import losses
 from .problem import Task
 from .record import Checkpoint, RunFolder, number, summarise
 from .report import draw_curve
 from .spec import Spec
 from .steps import Sample
+
+OnDivergence = Literal["stop", "restart"]
+RESTARTS = 8  # halvings after which a run that still diverges ends
 
 
 @dataclass(frozen=True)
@@ -61,86 +66,169 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
+    on_divergence: OnDivergence = "stop",
+    chaos: ChaosSettings | None = None,
     build: Callable[[Task], Engine] | None = None,
 ) -> Result:
-    """Run a spec into a folder, or go on with it; `build` makes the engine in the place of the spec's.
+    """Run a spec into a folder, or go on with it.
+
+    `build` makes the engine in the place of the spec's; `chaos` puts faults around it.
 
     The data are loaded and everything is checked before the folder is made. A resumed run gives bit for bit
     the history that an uninterrupted one gives, but for seconds. Of several processes (`fedbilevel.processes`)
-    the first alone reads and writes the folder; all return the same result.
+    the first alone reads and writes the folder; all return the same result. A run that diverges stops, or with
+    "restart" goes back to its last good state and halves the step size that is likely to blame.
     """
     task = spec.task()
-    folder, writes = RunFolder(Path(out)), processes.is_first()
+    folder = RunFolder(Path(out))
     with _counting_compilations() as compilations, closing(folder), ExitStack() as stack:
         engine = stack.enter_context(closing((build or spec.engine)(task)))
-        state = start = spec.algorithm.init(task.problem, task.clients.count)
+        engine = engine if chaos is None else Chaos(engine, chaos)
+        course = _Course(spec, task, engine, folder, compilations)
+        course.open(resume=resume, overwrite=overwrite)
+        while True:
+            try:
+                course.advance(observers)
+                break
+            except Diverged as error:
+                if on_divergence == "restart" and course.go_back(error):
+                    continue
+                told = type(error)(f"{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
+                course.finish(failure=str(told))
+                raise told from None
+            except (StepError, TooFewReplies) as error:
+                course.finish(failure=str(error))  # what was reached is kept, with the reason why it ended
+                raise
+        summary = course.finish()
+    x, y = task.problem.flat_x.restore(course.state.x), task.problem.flat_y.restore(course.state.y)
+    return Result(folder.path, summary, course.records, x, y)
 
-        def open_folder() -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-            nonlocal state
-            saved = folder.open(spec, resume=resume, overwrite=overwrite)
+
+@dataclass(frozen=True)
+class _Good:
+    """A state to go back to."""
+
+    state: Any
+    iteration: int
+    ledger: dict[str, Any]
+    records: int
+
+
+class _Course:
+    """The course of a run: its state, its place, and what is written down of it."""
+
+    def __init__(self, spec: Spec, task: Task, engine: Engine, folder: RunFolder, compilations: list[int]) -> None:
+        self.spec, self.task, self.engine, self.folder = spec, task, engine, folder
+        self.algorithm = spec.algorithm
+        self.state = spec.algorithm.init(task.problem, task.clients.count)
+        self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
+        self._writes, self._compilations = processes.is_first(), compilations
+        self._probed = _probed_clients(spec, task)
+        self._set_ledger(Ledger())
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready; go on from its checkpoint, or evaluate the start."""
+
+        def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
+            saved = self.folder.open(self.spec, resume=resume, overwrite=overwrite)
             if saved is None:
-                return 0, Ledger().to_mapping(), []
-            state = _restored(start, saved)
-            return saved.iteration, saved.ledger, folder.history()
+                return 0, Ledger().to_mapping(), [], []
+            self.state = _restored(self.state, saved)
+            return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
 
-        iteration, books, records = processes.from_first(open_folder)
-        state, ledger = processes.arrays_from_first(state), Ledger.from_mapping(books)
-        fed = Federation(
-            engine,
-            seed=spec.seed,
-            min_replies=spec.federation.min_replies,
-            weighting=spec.federation.weighting,
-            aggregator=spec.federation.rule(),
+        self.iteration, books, self.records, restarts = processes.from_first(opened)
+        self.restarts = [Restart(*each) for each in restarts]
+        for each in self.restarts:
+            self.algorithm = smaller(self.algorithm, each.setting, each.after)
+        self.state = processes.arrays_from_first(self.state)
+        self._set_ledger(Ledger.from_mapping(books))
+        records, every = self.records, self.spec.evaluate.every
+        if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
+            records.pop()  # the last word of a smaller budget, off the schedule: an uninterrupted run has it not
+            if self._writes:
+                self.folder.write_history(records)
+        if not records:
+            self._evaluate()
+        self._good = self._here()
+
+    def advance(self, observers: Sequence[Observer]) -> None:
+        """Outer iterations until the budget is spent."""
+        spec, budget, record = self.spec, self._budget, self.records[-1]
+        while not budget.spent(self.iteration, record):
+            self.state = self.algorithm.step(self.fed, self.state)
+            self.iteration += 1
+            last = budget.spent(self.iteration, record)
+            if self.iteration % spec.evaluate.every == 0 or last:
+                record = self._evaluate()
+                last = budget.spent(self.iteration, record)
+            if self.iteration % spec.evaluate.checkpoint_every == 0 or last:
+                self._good = self._here()
+                if self._writes:
+                    self.folder.save(spec, _checkpoint(self.state, self.iteration, self.ledger, self.restarts))
+            share = budget.share(self.iteration, record)
+            progress = Progress(self.iteration, self.ledger.rounds, self.ledger.seconds, share, record)
+            for observer in observers:
+                observer(progress)
+
+    def go_back(self, error: Diverged) -> bool:
+        """To the last good state with half of the step size to blame; False when there is no use in it."""
+        found = suspect(self.algorithm, error)
+        if found is None or len(self.restarts) == RESTARTS:
+            return False
+        (setting, value), good = found, self._good
+        lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
+        self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
+        self.algorithm = smaller(self.algorithm, setting, value / 2)
+        self.state, self.iteration = good.state, good.iteration
+        self._set_ledger(Ledger.from_mapping(good.ledger))
+        del self.records[good.records :]
+        if self._writes:
+            self.folder.write_history(self.records)
+        return True
+
+    def finish(self, **more: Any) -> dict[str, Any]:
+        """The summary and the curve, of a run that ended well or not."""
+        ledger = self.ledger
+        figures: dict[str, Any] = {
+            "seconds": ledger.seconds,
+            "compilations": self._compilations[0],
+            "peak_memory_mb": _peak_memory(),
+        }
+        if self.restarts:
+            figures["restarts"] = [each._asdict() for each in self.restarts]
+        summary = summarise(self.records, ledger.to_mapping(), **figures, spec=self.spec.digest, **more)
+        if self._writes:
+            self.folder.write_json("summary.json", summary)
+            draw_curve(self.records, self.folder.file("curve.png"), _title(self.spec))
+        return summary
+
+    def _set_ledger(self, ledger: Ledger) -> None:
+        rules = self.spec.federation
+        self.ledger = ledger
+        self.fed = Federation(
+            self.engine,
+            seed=self.spec.seed,
+            min_replies=rules.min_replies,
+            policies=rules.policies(),
+            weighting=rules.weighting,
+            aggregator=rules.rule(),
             ledger=ledger,
         )
-        probed = _probed_clients(spec, task)
+        self._budget = _Budget(self.spec, self.fed)
 
-        def evaluate() -> dict[str, Any]:
-            record = _evaluate(fed, task, state, iteration, probed) | _reported(spec, state)
-            records.append(record)
-            if writes:
-                folder.append(record)
-            return record
+    def _here(self) -> _Good:
+        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records))
 
-        budget = _Budget(spec, fed)
-        if records and records[-1]["iteration"] % spec.evaluate.every and not budget.spent(iteration, records[-1]):
-            records.pop()  # the last word of a smaller budget, off the schedule: an uninterrupted run has it not
-            if writes:
-                folder.write_history(records)
-
-        def finish(**more: Any) -> dict[str, Any]:
-            figures = {
-                "seconds": ledger.seconds,
-                "compilations": compilations[0],
-                "peak_memory_mb": _peak_memory(),
-            }
-            summary = summarise(records, ledger.to_mapping(), **figures, spec=spec.digest, **more)
-            if writes:
-                folder.write_json("summary.json", summary)
-                draw_curve(records, folder.file("curve.png"), _title(spec))
-            return summary
-
-        record = records[-1] if records else evaluate()
-        try:
-            while not budget.spent(iteration, record):
-                state = spec.algorithm.step(fed, state)
-                iteration += 1
-                last = budget.spent(iteration, record)
-                if iteration % spec.evaluate.every == 0 or last:
-                    record = evaluate()
-                    last = budget.spent(iteration, record)
-                if writes and (iteration % spec.evaluate.checkpoint_every == 0 or last):
-                    folder.save(spec, _checkpoint(state, iteration, ledger))
-                progress = Progress(
-                    iteration, ledger.rounds, ledger.seconds, budget.share(iteration, record), record
-                )
-                for observer in observers:
-                    observer(progress)
-        except (StepError, TooFewReplies) as error:
-            finish(failure=str(error))  # what was reached is kept, with the reason why it ended
-            raise
-    problem = task.problem
-    return Result(folder.path, finish(), records, problem.flat_x.restore(state.x), problem.flat_y.restore(state.y))
+    def _evaluate(self) -> dict[str, Any]:
+        record = _evaluate(self.fed, self.task, self.state, self.iteration, self._probed)
+        record |= _reported(self.spec, self.state)
+        if self.restarts:
+            record["restarts"] = len(self.restarts)
+        self.records.append(record)
+        if self._writes:
+            self.folder.append(record)
+        check_losses(record, self.records[0])
+        return record
 
 
 class _Budget:
@@ -188,7 +276,15 @@ def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: t
         "upper_loss": number(means.upper),
         "lower_loss": number(means.lower),
         **measured,
+        **_refused(ledger),
     }
+
+
+def _refused(ledger: Ledger) -> dict[str, Any]:
+    """The replies that were not used so far, by reason and by client; nothing where all were."""
+    if not ledger.rejected:
+        return {}
+    return {"rejected": {by: counted(ledger.rejected, by) for by in BY}}
 
 
 def _reported(spec: Spec, state: Any) -> dict[str, float | None]:
@@ -213,9 +309,9 @@ def _restored(start: Any, saved: Checkpoint) -> Any:
     return type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
 
 
-def _checkpoint(state: Any, iteration: int, ledger: Ledger) -> Checkpoint:
+def _checkpoint(state: Any, iteration: int, ledger: Ledger, restarts: Sequence[Restart]) -> Checkpoint:
     arrays = {name: np.asarray(value) for name, value in state._asdict().items()}
-    return Checkpoint(arrays, iteration, ledger.to_mapping())
+    return Checkpoint(arrays, iteration, ledger.to_mapping(), tuple(restarts))
 
 
 def _title(spec: Spec) -> str:

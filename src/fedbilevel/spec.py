@@ -26,6 +26,7 @@ from .data import DATASETS, GENERATED, DataSettings
 from .engines import AttackSettings, Engine, Loop, Simulation
 from .errors import SettingsError, UnknownName
 from .federation import Weighting
+from .policies import Policies
 from .problem import Over, Task
 from .problems import PROBLEMS, ProblemSettings
 from .settings import Count, Positive, about, from_mapping, meanings, settings, suggestion, to_mapping
@@ -40,7 +41,23 @@ class FederationSettings:
         about("simulation: a cohort at once; loop: client by client, to debug; ray: simulation on a cluster"),
     ] = "simulation"
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
-    min_replies: Annotated[Count, about("a round with fewer valid replies ends the run")] = 1
+    min_replies: Annotated[
+        Count | Annotated[float, Field(gt=0, le=1)],
+        about("a round with fewer valid replies ends the run: a number, or a share of the clients asked"),
+    ] = 1
+    deadline: Annotated[
+        Positive | None, about("seconds after which a reply counts for nothing; left out: all are waited for")
+    ] = None
+    retries: Annotated[
+        Count | None, about("times that who did not answer well is asked again in a round; left out: none")
+    ] = None
+    oversample: Annotated[
+        Positive | None, about("share of clients asked beyond the cohort, the first replies count; left out: none")
+    ] = None
+    strikes: Annotated[
+        Count | None, about("bad replies in a row after which a client is left out for a while; left out: 3")
+    ] = None
+    left_out: Annotated[Count | None, about("rounds for which such a client is left out; left out: 50")] = None
     over: Annotated[
         Over | None,
         about("simulation: vmap (clients batched) or map (in turn); left out: what suits the problem"),
@@ -83,6 +100,11 @@ class FederationSettings:
             return Simulation(task.problem, task.clients, **compute)
         except SettingsError as error:
             raise SettingsError(f"federation.{error}") from None
+
+    def policies(self) -> Policies:
+        """What the federation puts up with."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(Policies)}
+        return Policies(**{name: value for name, value in given.items() if value is not None})
 
     def rule(self) -> Rule | None:
         """The aggregator with its parameters; None is the mean."""

@@ -12,6 +12,8 @@ from jax import Array
 
 from ..engines.base import Replies
 
+LARGEST = 1e15  # no entry of a sound reply is beyond it
+
 
 class Accumulator(Protocol):
     """The replies of one round, put together: a fresh one for every round.
@@ -71,19 +73,22 @@ def present(reply: Any) -> list[str]:
     return [name for name, value in reply._asdict().items() if value is not None]
 
 
-def _complaints(replies: Replies, finite: list[Array]) -> dict[int, str]:
-    flags = zip(present(replies.reply), map(np.asarray, finite), strict=True)
+def _complaints(replies: Replies, sound: list[Array]) -> dict[int, str]:
+    names, arrays = present(replies.reply), jax.tree.leaves(replies.reply)
     return {
-        client: f"{name} is not finite"
-        for name, ok in reversed(list(flags))
-        for client, good in zip(replies.clients, ok, strict=True)
-        if not good
+        replies.clients[i]: f"{name} {_what_is_wrong(a[i])}"
+        for name, a, ok in reversed(list(zip(names, arrays, map(np.asarray, sound), strict=True)))
+        for i in np.flatnonzero(~ok)
     }
+
+
+def _what_is_wrong(a: Any) -> str:
+    return f"has an entry beyond {LARGEST:g}" if np.isfinite(np.asarray(a)).all() else "is not finite"
 
 
 @jax.jit
 def _finite(arrays: list[Array]) -> list[Array]:
-    return [jnp.all(jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for a in arrays]
+    return [jnp.all(jnp.abs(a) <= LARGEST, axis=tuple(range(1, a.ndim))) for a in arrays]
 
 
 @jax.jit

@@ -6,6 +6,7 @@ nothing, and knows no algorithm.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +37,8 @@ class Call:
 
     `address` is where the samples of the round are drawn: (seed, kind, round).
     `arrays` are sent down and may change from call to call; `constants` (None, bool, int, str) choose the
-    program; `own` has one value for each registered client.
+    program; `own` has one value for each registered client. `attempt` counts how often they were asked before
+    in the same round; a `local` call is work of the clients for themselves, without a message.
     """
 
     step: Step[Any, Any]
@@ -47,6 +49,15 @@ class Call:
     constants: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, PerClient] = field(default_factory=dict)
     samples: Mapping[str, Descriptor] = field(default_factory=dict)
+    attempt: int = 0
+    local: bool = False
+
+    def again(self, clients: tuple[int, ...], attempt: int) -> Call:
+        """The same call to those clients only, who are sent again what they should hold."""
+        held = {
+            name: h._replace(missing=tuple(c for c in clients if c in h.missing)) for name, h in self.held.items()
+        }
+        return dataclasses.replace(self, clients=clients, held=held, attempt=attempt)
 
     @property
     def vectors(self) -> dict[str, Array]:
@@ -72,15 +83,24 @@ class Call:
 
 
 class Replies(NamedTuple):
-    """Replies of some of the cohort, stacked along the first axis, and who failed for what reason.
+    """Replies of some of the cohort, stacked along the first axis.
 
-    `wire` has the bytes of the messages up and down, headers and all, on an engine that sends any.
+    failures  whose replies are no good, and why
+    wire      the bytes of the messages up and down, headers and all, on an engine that sends any
+    absent    who did not reply, and why
+    delay     seconds that these replies took, if the engine leaves the deadline to the federation
+    address   of the call that they answer, if the engine does not vouch for it
+    injected  faults made on purpose, by client
     """
 
     clients: tuple[int, ...]
     reply: Any
     failures: Mapping[int, str] = {}
     wire: tuple[int, int] = (0, 0)
+    absent: Mapping[int, str] = {}
+    delay: float = 0.0
+    address: tuple[int | str, ...] | None = None
+    injected: Mapping[int, str] = {}
 
 
 class Engine(Protocol):

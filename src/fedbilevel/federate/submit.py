@@ -19,6 +19,7 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
+from ..federation import needed
 from ..record import FEDERATION, FILES, RunFolder
 from ..run import Observer, Progress, Result
 from ..spec import Spec
@@ -126,7 +127,7 @@ class Submission:
 
     def _attempt(self, spec: Spec, folder: RunFolder, job: dict[str, Any], observers: Sequence[Observer]) -> None:
         """One job: submit it, follow it to its end, and write down what became of it."""
-        up = self._gather(spec.federation.min_replies)
+        up = self._gather(needed(spec.federation.min_replies, len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         try:
             identity = job["job"] = self._submit(spec, folder, up)

@@ -123,7 +123,7 @@ class Flare:
             site = self.sites[client]
             if site in self.refused or site in failures or site not in replies:
                 why = self.refused.get(site) or failures.get(site, "no reply")
-                yield Replies((), None, {client: f"{site}: {why}"}, (0, sent.get(site, 0)))
+                yield Replies((), None, {}, (0, sent.get(site, 0)), absent={client: f"{site}: {why}"})
                 continue
             got = len(replies[site]) if isinstance(replies[site], bytes) else 0
             try:

@@ -1,0 +1,65 @@
+"""When a run has diverged, which setting is likely to blame, and what to try instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from .errors import Diverged
+
+EXPLODED = 1e6  # a loss that is so many times its first value, or 1 if that is less, will not come back
+SUSPECTS = {  # what is not finite any more, and the step size that is likely too large
+    "lower_loss": "beta",
+    "q": "beta",
+    "y": "beta",
+    "upper_loss": "alpha",
+    "x": "alpha",
+    "h": "alpha",
+    "z": "lam",
+    "p": "lam",
+}
+A = TypeVar("A")
+
+
+class Restart(NamedTuple):
+    """One time that a run went back to its last good state with a smaller step."""
+
+    iteration: int
+    setting: str
+    before: float
+    after: float
+    rounds_lost: int
+    reason: str
+
+
+def check_losses(record: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Raise `Diverged` if a loss is not finite, or exploded since the first evaluation."""
+    for loss in ("upper_loss", "lower_loss"):
+        value, start = record[loss], first[loss]
+        if value is None or (start is not None and value > EXPLODED * max(1.0, abs(start))):
+            seen = "is not finite" if value is None else f"exploded from {start:.3g} to {value:.3g}"
+            raise Diverged(f"iteration {record['iteration']}, round {record['rounds']}: {loss} {seen}", [loss])
+
+
+def suspect(algorithm: Any, error: Diverged) -> tuple[str, float] | None:
+    """The setting of the algorithm that is likely too large, and its value."""
+    names = [*(SUSPECTS[f] for f in error.fields if f in SUSPECTS), *error.numbers, "alpha", "beta"]
+    found = (name for name in names if isinstance(getattr(algorithm, name, None), float))
+    name = next(found, None)
+    return None if name is None else (name, getattr(algorithm, name))
+
+
+def advice(algorithm: Any, error: Diverged) -> str:
+    """What to try, as a sentence."""
+    found = suspect(algorithm, error)
+    if found is None:
+        return ""
+    name, value = found
+    return f"; algorithm.{name} = {value:g} is likely too large: try {value / 2:g}, or --on-divergence restart"
+
+
+def smaller(algorithm: A, setting: str, value: float) -> A:
+    """The algorithm with another value of a setting."""
+    made: A = dataclasses.replace(algorithm, **{setting: value})  # type: ignore[type-var]
+    return made
