@@ -152,6 +152,9 @@ def main() -> None:
     options = parser.parse_args()
     settings = SETTINGS | {key: parsed(value) for key, _, value in (given.partition("=") for given in options.set)}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    from fedbilevel.engines.ray import ray
+
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)  # runs stay with it
     with tempfile.TemporaryDirectory() as place:
         table = compare(IN_PROCESS | ON_RAY | ON_FLARE, settings, Path(place))
     if options.json:
