@@ -39,7 +39,7 @@ def check_losses(record: Mapping[str, Any], first: Mapping[str, Any]) -> None:
         value, start = record[loss], first[loss]
         if value is None or (start is not None and value > EXPLODED * max(1.0, abs(start))):
             seen = "is not finite" if value is None else f"exploded from {start:.3g} to {value:.3g}"
-            raise Diverged(f"iteration {record['iteration']}, round {record['rounds']}: {loss} {seen}", [loss])
+            raise Diverged(f"{loss} {seen}, after round {record['rounds']}", [loss])
 
 
 def suspect(algorithm: Any, error: Diverged) -> tuple[str, float] | None:

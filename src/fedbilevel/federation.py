@@ -360,7 +360,7 @@ def _complaint(call: Call, got: int, needed: int, reasons: Mapping[int, str]) ->
     text = f"{call}: {got} valid replies of {len(call.clients)}, {needed} needed"
     text += "".join(f"; client {c}: {why}" for c, why in list(reasons.items())[:3])
     text += f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    wild = [why.partition(" ")[0] for why in reasons.values() if "not finite" in why]
+    wild = [why.partition(" ")[0] for why in reasons.values() if "not finite" in why or "beyond" in why]
     if 2 * len(wild) <= len(reasons) or not wild:
         return TooFewReplies(text)
     numbers = {k: float(v) for k, v in call.arrays.items() if np.ndim(v) == 0}

@@ -93,7 +93,8 @@ def run(
             except Diverged as error:
                 if on_divergence == "restart" and course.go_back(error):
                     continue
-                told = type(error)(f"{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
+                where = f"outer iteration {course.iteration or 1}: "
+                told = Diverged(f"{where}{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
                 course.finish(failure=str(told))
                 raise told from None
             except (StepError, TooFewReplies) as error:
