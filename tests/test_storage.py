@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from fedbilevel import Result, load_spec, run
 from fedbilevel.errors import CheckpointError, RunFolderError
-from fedbilevel.record import CHECKPOINTS
+from fedbilevel.record import CHECKPOINTS, RunFolder
 
 SMALL = {
     "problem.name": "quadratic",
@@ -100,6 +103,33 @@ def test_a_checkpoint_of_another_state_is_refused(copy: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         longer(copy)
     assert sorted(p.name for p in copy.parent.iterdir()) == ["run"], "no name in a file is a path"
+
+
+@hypothesis_settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10**6), change=st.integers(1, 255), kind=st.sampled_from(["change", "cut", "add"]))
+def test_whatever_becomes_of_a_checkpoint_it_is_refused_or_the_same(
+    whole: Result, copy: Path, place: int, change: int, kind: str
+) -> None:
+    spec, path = load_spec("paper", SMALL), copy / CHECKPOINTS[0]
+    sound = (whole.folder / CHECKPOINTS[0]).read_bytes()
+    data = bytearray(sound)
+    if kind == "change":
+        data[place % len(data)] ^= change
+    elif kind == "cut":
+        del data[place % len(data) :]
+    else:
+        data[place % len(data) : 0] = bytes([change])
+    path.write_bytes(data)
+    try:
+        found = RunFolder(copy).checkpoint(spec)
+    except CheckpointError as error:
+        assert str(path) in str(error) or "history.jsonl" in str(error)
+        return
+    wanted = RunFolder(whole.folder).checkpoint(spec)
+    assert found is not None and wanted is not None
+    assert found[1:] == wanted[1:], "a byte of the padding"
+    for name, array in wanted.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
 
 
 def test_an_altered_history_is_refused(copy: Path) -> None:
