@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -46,15 +47,18 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
 
 def _draw(axes: Axes, line: Points, place: int, count: int, x: str) -> None:
     places, values = zip(*line.places, strict=True)
-    width = (
-        0.0
-        if _is_measured(x)
-        else 0.35 * min((b - a for a, b in zip(places, places[1:], strict=False)), default=0)
-    )
+    width = 0.0 if _is_measured(x) else 0.35 * min((b - a for a, b in pairwise(places)), default=0.0)
     shift = width * ((place + 0.5) / count - 0.5)
-    colour = COLOURS[place % len(COLOURS)]
-    style = dict(color=colour, marker=MARKERS[place % len(MARKERS)], markersize=5.5, markeredgecolor="white")
-    axes.plot([p + shift for p in places], values, linewidth=1.2, label=line.label, **style)
+    axes.plot(
+        [p + shift for p in places],
+        values,
+        label=line.label,
+        color=COLOURS[place % len(COLOURS)],
+        linewidth=1.2,
+        marker=MARKERS[place % len(MARKERS)],
+        markersize=5.5,
+        markeredgecolor="white",
+    )
 
 
 def _finish(axes: Axes, places: Sequence[float], x: str) -> None:
