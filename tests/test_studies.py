@@ -46,7 +46,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     return folder / "out", runs
 
 
-def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_the_robust_one():
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_two_of_ours():
     assert study_names() == [
         "figure1",
         "figure2",
@@ -55,6 +55,7 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_the_robust
         "figure5",
         "figure6",
         "figure7",
+        "privacy",
         "robust",
         "table1",
         "table2",
@@ -63,7 +64,13 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_the_robust
 
 @pytest.mark.parametrize(
     "name",
-    ["figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "figure7", "robust", "table1", "table2"],
+    [
+        *(f"figure{i}" for i in range(1, 8)),
+        "privacy",
+        "robust",
+        "table1",
+        "table2",
+    ],
 )
 def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name):
     study = load_study(name)

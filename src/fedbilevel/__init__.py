@@ -1,9 +1,10 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
+from .aggregate import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean
 from .algorithms import MADSBO, AggITD, FedNest, Gossip, LFedNest
 from .check import check
 from .data import ClientData, ClientSize, LazyClients, ListedClients, Part, clients_from
-from .engines import Loop, Simulation
+from .engines import Attack, Loop, Simulation
 from .errors import (
     CheckpointError,
     CorruptData,
@@ -17,6 +18,7 @@ from .errors import (
 )
 from .federation import Federation, Ledger
 from .oracle import Oracle
+from .privacy import Privacy
 from .problem import Batch, Problem
 from .problems import HyperRepresentation, Quadratic
 from .run import Result, run
@@ -28,7 +30,9 @@ __version__ = "0.1.0"
 __all__ = [
     "MADSBO",
     "AggITD",
+    "Attack",
     "Batch",
+    "CentredClipping",
     "CheckpointError",
     "ClientData",
     "ClientSize",
@@ -38,6 +42,7 @@ __all__ = [
     "FedBilevelError",
     "FedNest",
     "Federation",
+    "GeometricMedian",
     "Gossip",
     "HyperRepresentation",
     "LFedNest",
@@ -45,9 +50,12 @@ __all__ = [
     "Ledger",
     "ListedClients",
     "Loop",
+    "Median",
+    "NormBound",
     "Oracle",
     "Part",
     "PerClient",
+    "Privacy",
     "Problem",
     "Quadratic",
     "Result",
@@ -60,6 +68,7 @@ __all__ = [
     "Spec",
     "StepError",
     "TooFewReplies",
+    "TrimmedMean",
     "UnknownName",
     "X",
     "Y",

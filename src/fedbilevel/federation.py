@@ -24,6 +24,7 @@ from . import rng
 from .aggregate import Accumulator, Mean, Rows, Rule, mix, not_finite, present
 from .engines.base import Call, Engine, Held, Replies
 from .errors import SettingsError, TooFewReplies
+from .privacy import NoisyReplies, NoisySum, Privacy, accounting
 from .steps import Descriptor, PerClient, Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -48,12 +49,13 @@ class Account:
 class Ledger:
     """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
 
-    `rejected` counts the replies that were not used, by client and reason.
+    `rejected` counts the replies that were not used, by client and reason; `releases` what privacy is charged for.
     """
 
     steps: dict[str, Account] = field(default_factory=dict)
     probes: dict[str, Account] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
+    releases: Counter[str] = field(default_factory=Counter)
 
     @property
     def rounds(self) -> int:
@@ -77,12 +79,13 @@ class Ledger:
         mapping: dict[str, Any] = {
             book: {name: dataclasses.asdict(a) for name, a in accounts.items()} for book, accounts in books.items()
         }
-        return {**mapping, "rejected": dict(self.rejected)}
+        releases = {"releases": dict(self.releases)} if self.releases else {}
+        return {**mapping, "rejected": dict(self.rejected), **releases}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
         steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
-        return cls(steps, probes, Counter(values["rejected"]))
+        return cls(steps, probes, Counter(values["rejected"]), Counter(values.get("releases", {})))
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Federation:
     min_replies  a round with fewer valid replies raises `TooFewReplies`
     weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
     aggregator   the rule that puts the replies of a round together; the mean when left out
+    privacy      differential privacy of what clients upload; none when left out
     ledger       the books to go on with, when a run is resumed
     """
 
@@ -113,13 +117,21 @@ class Federation:
         min_replies: int = 1,
         weighting: Weighting = "uniform",
         aggregator: Rule | None = None,
+        privacy: Privacy | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
+        self.privacy: Privacy | None = None
+        if privacy is not None and privacy.mode is not None:
+            privacy.check(weighting, aggregator)
+            accounting()
+            self.privacy = privacy
+            self.engine = NoisyReplies(engine, privacy) if privacy.mode == "local" else engine
         self.ledger = Ledger() if ledger is None else ledger
         self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
         self._min_replies, self._weighting, self._aggregator = min_replies, weighting, aggregator
         self._shelves: dict[str, _Shelf] = {}
+        self._uploads = 0  # vectors that a client of this cohort has uploaded
 
     def cohort(self, participation: int | float) -> Federation:
         """This federation with a random part of its clients: a number of them, or a share as a float.
@@ -128,6 +140,7 @@ class Federation:
         """
         count = cohort_size(participation, len(self.clients))
         view = copy.copy(self)
+        view._uploads = 0
         if count < len(self.clients):
             chosen = self.rng("cohort").choice(len(self.clients), count, replace=False)
             view.clients = tuple(self.clients[i] for i in sorted(chosen))
@@ -162,8 +175,14 @@ class Federation:
         }
         call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, held, arguments)
         account = self.ledger.steps.setdefault(step.name, Account())
-        rule = self._aggregator
-        return self._exchange(call, account, Mean() if rule is None else Rows(rule, call.before))
+        gathered = self._gather(call)
+        try:
+            return self._exchange(call, account, gathered)
+        finally:
+            if self.privacy is not None:
+                uploads = len(gathered.fields or ())
+                self.privacy.book(self.ledger.releases, call.clients, self._uploads, uploads)
+                self._uploads += uploads
 
     def each(self, step: Step[Any, R], **arguments: Any) -> R:
         """Run `step` on every client and keep the replies apart, one row each: work without communication.
@@ -204,6 +223,19 @@ class Federation:
         chosen = self.clients if clients is None else clients
         call = _call(step, (self.seed, "probe", self.ledger.rounds), chosen, {}, arguments)
         return self._exchange(call, self.ledger.probes.setdefault(step.name, Account()), Mean())
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of all uploads so far, for the data of one client; None without privacy."""
+        return (
+            None if self.privacy is None else self.privacy.epsilon(self.ledger.releases, self.engine.clients.count)
+        )
+
+    def _gather(self, call: Call) -> Accumulator:
+        """What puts the replies of a round together."""
+        if self.privacy is not None and self.privacy.mode == "central":
+            return NoisySum(self.privacy, call)
+        return Mean() if self._aggregator is None else Rows(self._aggregator, call.before)
 
     def _exchange(self, call: Call, account: Account, gathered: Accumulator) -> Any:
         start = time.perf_counter()

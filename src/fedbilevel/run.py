@@ -89,6 +89,7 @@ def run(
             min_replies=spec.federation.min_replies,
             weighting=spec.federation.weighting,
             aggregator=spec.federation.rule(),
+            privacy=spec.privacy,
             ledger=ledger,
         )
         probed = _probed_clients(spec, task)
@@ -107,11 +108,12 @@ def run(
                 folder.write_history(records)
 
         def finish(**more: Any) -> dict[str, Any]:
-            figures = {
+            figures: dict[str, Any] = {
                 "seconds": ledger.seconds,
                 "compilations": compilations[0],
                 "peak_memory_mb": _peak_memory(),
             }
+            figures |= _privacy(fed)
             summary = summarise(records, ledger.to_mapping(), **figures, spec=spec.digest, **more)
             if writes:
                 folder.write_json("summary.json", summary)
@@ -172,7 +174,12 @@ class _Budget:
 
 def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: tuple[int, ...]) -> dict[str, Any]:
     under_way = task.measure(state.x, state.y)  # not waited for until the probe is done too
-    means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+    upper = lower = epsilon = None
+    if fed.privacy is None:
+        means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+        upper, lower = number(means.upper), number(means.lower)
+    else:  # losses of clients would be uploads without noise
+        epsilon = fed.epsilon
     measured = {name: number(value) for name, value in under_way.items()}
     ledger = fed.ledger
     return {
@@ -183,9 +190,10 @@ def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: t
         "seconds": round(ledger.seconds, 4),
         "test_accuracy": measured.pop("test_accuracy", None),
         "test_loss": measured.pop("test_loss", None),
-        "upper_loss": number(means.upper),
-        "lower_loss": number(means.lower),
+        "upper_loss": upper,
+        "lower_loss": lower,
         **measured,
+        **({} if epsilon is None else {"epsilon": number(epsilon)}),
     }
 
 
@@ -193,6 +201,14 @@ def _reported(spec: Spec, state: Any) -> dict[str, float | None]:
     """What the algorithm itself has to say of its state, such as the disagreement of agents."""
     report = getattr(spec.algorithm, "report", None)
     return {} if report is None else {name: number(value) for name, value in report(state).items()}
+
+
+def _privacy(fed: Federation) -> dict[str, Any]:
+    """What a private run has spent, for its summary."""
+    if fed.privacy is None or fed.epsilon is None:
+        return {}
+    spent = {"mode": fed.privacy.mode, "epsilon": number(fed.epsilon), "delta": fed.privacy.at_delta}
+    return {"privacy": spent | {"noise": fed.privacy.multiplier, "releases": dict(fed.ledger.releases)}}
 
 
 def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:
