@@ -2,9 +2,9 @@
 
     python benchmarks/fuzz_specs.py --count 10000
 
-A spec is the small one below with up to four fields changed: to a value that its type allows, or to anything. What
-is neither run nor refused by an error of this library would reach a user as a traceback; it is printed, and the exit
-code is 1.
+A spec is the small one below with up to four fields changed: to a value that its type allows, or to anything.
+What is neither run nor refused by an error of this library would reach a user as a traceback; it is printed, and
+the exit code is 1.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def changes(seed: int, known: dict[str, list[tuple[str, Any]]]) -> dict[str, Any
         made |= SMALL
     if named["problem"] != "hyper-representation":
         made.pop("problem.hidden")
-    pool = [f for s in ORDER for f in known[f"{s}:{named[s] if s in named else ''}"]]
+    pool = [f for s in ORDER for f in known[f"{s}:{named.get(s, '')}"]]
     for _ in range(draw.randint(0, 4)):
         key, hint = draw.choice(pool)
         made[key] = draw.choice(WILD) if draw.random() < 0.35 else plausible(hint, draw)

@@ -100,7 +100,7 @@ def test_a_cohort_of_liars_takes_one_another_for_honest() -> None:
 
 
 def test_alie_hides_behind_as_many_honest_clients_as_it_needs() -> None:
-    """50 clients, 24 liars: two honest ones more are a majority, so 24 of 26 may be nearer (Baruch et al., 3.2)."""
+    """50 clients, 24 liars: two honest ones more are a majority, so 24 of 26 may be nearer (Baruch et al.)."""
     assert hidden_scale(50, 24) == pytest.approx(NormalDist().inv_cdf(24 / 26))
     assert hidden_scale(20, 10) > hidden_scale(20, 4) > 0
     assert hidden_scale(20, 20) == hidden_scale(20, 15) <= 3.0

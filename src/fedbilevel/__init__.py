@@ -1,9 +1,10 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
+from .aggregate import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean
 from .algorithms import MADSBO, AggITD, FedNest, Gossip, LFedNest
 from .check import check
 from .data import ClientData, ClientSize, LazyClients, ListedClients, Part, clients_from
-from .engines import Loop, Simulation
+from .engines import Attack, Loop, Simulation
 from .errors import (
     CheckpointError,
     CorruptData,
@@ -18,6 +19,7 @@ from .errors import (
 from .federation import Federation
 from .ledger import Ledger
 from .oracle import Oracle
+from .privacy import Privacy
 from .problem import Batch, Problem
 from .problems import HyperRepresentation, Quadratic
 from .run import Result, run
@@ -29,7 +31,9 @@ __version__ = "0.1.0"
 __all__ = [
     "MADSBO",
     "AggITD",
+    "Attack",
     "Batch",
+    "CentredClipping",
     "CheckpointError",
     "ClientData",
     "ClientSize",
@@ -39,6 +43,7 @@ __all__ = [
     "FedBilevelError",
     "FedNest",
     "Federation",
+    "GeometricMedian",
     "Gossip",
     "HyperRepresentation",
     "LFedNest",
@@ -46,9 +51,12 @@ __all__ = [
     "Ledger",
     "ListedClients",
     "Loop",
+    "Median",
+    "NormBound",
     "Oracle",
     "Part",
     "PerClient",
+    "Privacy",
     "Problem",
     "Quadratic",
     "Result",
@@ -61,6 +69,7 @@ __all__ = [
     "Spec",
     "StepError",
     "TooFewReplies",
+    "TrimmedMean",
     "UnknownName",
     "X",
     "Y",

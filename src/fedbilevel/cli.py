@@ -369,6 +369,12 @@ def _show(spec: Spec, result: Result) -> None:
         _say(text_curve(result.history))
         out.print(outcome_table(summary))
         _beside_the_paper(spec, summary)
+    if "privacy" in summary:
+        spent = summary["privacy"]
+        _say(
+            f"privacy, {spent['mode']}: epsilon = {spent['epsilon']:.3g} at delta = {spent['delta']:g} "
+            f"for all data of one client (noise {spent['noise']:g}); see docs/privacy.md"
+        )
     out.print(ledger_table(summary))
     if summary["iterations"]:
         _say(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}")

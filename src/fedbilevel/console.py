@@ -92,4 +92,5 @@ def logger(kind: str, folder: Path) -> TensorBoard:
 def _measure(record: dict[str, Any]) -> str:
     if record["test_accuracy"] is not None:
         return f"accuracy {record['test_accuracy']:.2%}"
-    return f"upper loss {record['upper_loss']:.4g}"
+    loss = record["upper_loss"]
+    return "" if loss is None else f"upper loss {loss:.4g}"

@@ -15,7 +15,7 @@ SUSPECTS = {  # what is not finite any more, and the step size that is likely to
     "y": "beta",
     "upper_loss": "alpha",
     "x": "alpha",
-    "h": "alpha",
+    "h": "lam",
     "z": "lam",
     "p": "lam",
 }
@@ -37,7 +37,9 @@ def check_losses(record: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Raise `Diverged` if a loss is not finite, or exploded since the first evaluation."""
     for loss in ("upper_loss", "lower_loss"):
         value, start = record[loss], first[loss]
-        if value is None or (start is not None and value > EXPLODED * max(1.0, abs(start))):
+        if start is None:  # not measured, as in a private run
+            continue
+        if value is None or value > EXPLODED * max(1.0, abs(start)):
             seen = "is not finite" if value is None else f"exploded from {start:.3g} to {value:.3g}"
             raise Diverged(f"{loss} {seen}, after round {record['rounds']}", [loss])
 

@@ -25,6 +25,7 @@ from .engines.base import Call, Engine, Held, Replies
 from .errors import Diverged, SettingsError, TooFewReplies
 from .ledger import Account, Ledger
 from .policies import Policies
+from .privacy import NoisyReplies, NoisySum, Privacy, accounting
 from .steps import Descriptor, PerClient, Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -63,6 +64,7 @@ class Federation:
     policies     what else is put up with: deadline, retries, more clients asked than needed, who is left out
     weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
     aggregator   the rule that puts the replies of a round together; the mean when left out
+    privacy      differential privacy of what clients upload; none when left out
     ledger       the books to go on with, when a run is resumed
     """
 
@@ -75,15 +77,23 @@ class Federation:
         policies: Policies | None = None,
         weighting: Weighting = "uniform",
         aggregator: Rule | None = None,
+        privacy: Privacy | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
+        self.privacy: Privacy | None = None
+        self._policies = policies or Policies()
+        if privacy is not None and privacy.mode is not None:
+            privacy.check(weighting, aggregator)
+            accounting()
+            self.privacy, self._policies = privacy, self._policies.under_privacy()
+            self.engine = NoisyReplies(engine, privacy) if privacy.mode == "local" else engine
         self.ledger = Ledger() if ledger is None else ledger
         self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
         self._min_replies, self._weighting, self._aggregator = min_replies, weighting, aggregator
-        self._policies = policies or Policies()
         self._wanted: int | None = None  # replies that are enough; all when there is no number
         self._shelves: dict[str, _Shelf] = {}
+        self._uploads = 0  # vectors that a client of this cohort has uploaded
 
     def cohort(self, participation: int | float) -> Federation:
         """This federation with a random part of its clients: a number of them, or a share as a float.
@@ -92,6 +102,7 @@ class Federation:
         """
         count = cohort_size(participation, len(self.clients))
         view = copy.copy(self)
+        view._uploads = 0
         out = self.ledger.conduct.excluded(self.ledger.rounds)
         asked = count if self._policies.oversample == 0 else math.ceil(count * (1 + self._policies.oversample))
         drawn = min(asked + len(out), len(self.clients))
@@ -131,8 +142,14 @@ class Federation:
         }
         call = _call(step, (self.seed, "round", self.ledger.rounds), self.clients, held, arguments)
         account = self.ledger.steps.setdefault(step.name, Account())
-        rule = self._aggregator
-        return self._exchange(call, account, Mean() if rule is None else Rows(rule, call.before))
+        gathered = self._accumulator(call)
+        try:
+            return self._exchange(call, account, gathered)
+        finally:
+            if self.privacy is not None:
+                uploads = len(gathered.fields or ())
+                self.privacy.book(self.ledger.releases, call.clients, self._uploads, uploads)
+                self._uploads += uploads
 
     def each(self, step: Step[Any, R], **arguments: Any) -> R:
         """Run `step` on every client and keep the replies apart, one row each: work without communication.
@@ -190,6 +207,19 @@ class Federation:
         chosen = self.clients if clients is None else clients
         call = _call(step, (self.seed, "probe", self.ledger.rounds), chosen, {}, arguments)
         return self._exchange(call, self.ledger.probes.setdefault(step.name, Account()), Mean())
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of all uploads so far, for the data of one client; None without privacy."""
+        if self.privacy is None:
+            return None
+        return self.privacy.epsilon(self.ledger.releases, self.engine.clients.count)
+
+    def _accumulator(self, call: Call) -> Accumulator:
+        """What puts the replies of a round together."""
+        if self.privacy is not None and self.privacy.mode == "central":
+            return NoisySum(self.privacy, call)
+        return Mean() if self._aggregator is None else Rows(self._aggregator, call.before)
 
     def _exchange(self, call: Call, account: Account, gathered: Accumulator) -> Any:
         start = time.perf_counter()

@@ -43,13 +43,15 @@ class Ledger:
     """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
 
     `rejected` counts the replies that were not used, by client, step and reason; `injected` the faults made on
-    purpose, in the same way. `left_out` names who was left out for a while, and `conduct` who is near to it.
+    purpose, in the same way; `releases` what privacy is charged for. `left_out` names who was left out,
+    and `conduct` who is near to it.
     """
 
     steps: dict[str, Account] = field(default_factory=dict)
     probes: dict[str, Account] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
+    releases: Counter[str] = field(default_factory=Counter)
     left_out: list[dict[str, int]] = field(default_factory=list)
     conduct: Conduct = field(default_factory=Conduct)
 
@@ -75,7 +77,12 @@ class Ledger:
         mapping: dict[str, Any] = {
             book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
         }
-        seldom = {"injected": dict(self.injected), "left_out": self.left_out, "conduct": self.conduct.to_mapping()}
+        seldom = {
+            "injected": dict(self.injected),
+            "releases": dict(self.releases),
+            "left_out": self.left_out,
+            "conduct": self.conduct.to_mapping(),
+        }
         return {**mapping, "rejected": dict(self.rejected), **{k: v for k, v in seldom.items() if v}}
 
     @classmethod
@@ -86,6 +93,7 @@ class Ledger:
             probes,
             Counter(values["rejected"]),
             Counter(values.get("injected", {})),
+            Counter(values.get("releases", {})),
             list(values.get("left_out", [])),
             Conduct.from_mapping(values.get("conduct", {})),
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from .errors import SettingsError
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,14 @@ class Policies:
     oversample: float = 0.0
     strikes: int | None = 3
     left_out: int = 50
+
+    def under_privacy(self) -> Policies:
+        """The rules of a private federation: who is in a cohort is so by chance alone, and all of it counts."""
+        if self.oversample:
+            raise SettingsError(
+                f"oversample = {self.oversample:g} is wrong with privacy: who is quick would count; leave it out"
+            )
+        return dataclasses.replace(self, strikes=None)
 
 
 @dataclass

@@ -181,7 +181,9 @@ class _Course:
         self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
         self.algorithm = smaller(self.algorithm, setting, value / 2)
         self.state, self.iteration = good.state, good.iteration
-        self._set_ledger(Ledger.from_mapping(good.ledger))
+        back = Ledger.from_mapping(good.ledger)
+        back.releases = self.ledger.releases  # what was uploaded was uploaded
+        self._set_ledger(back)
         del self.records[good.records :]
         if self._writes:
             self.folder.write_history(self.records)
@@ -195,6 +197,7 @@ class _Course:
             "compilations": self._compilations[0],
             "peak_memory_mb": _peak_memory(),
         }
+        figures |= _privacy(self.fed)
         if self.restarts:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         summary = summarise(self.records, ledger.to_mapping(), **figures, spec=self.spec.digest, **more)
@@ -213,6 +216,7 @@ class _Course:
             policies=rules.policies(),
             weighting=rules.weighting,
             aggregator=rules.rule(),
+            privacy=self.spec.privacy,
             ledger=ledger,
         )
         self._budget = _Budget(self.spec, self.fed)
@@ -263,7 +267,12 @@ class _Budget:
 
 def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: tuple[int, ...]) -> dict[str, Any]:
     under_way = task.measure(state.x, state.y)  # not waited for until the probe is done too
-    means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+    upper = lower = epsilon = None
+    if fed.privacy is None:
+        means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+        upper, lower = number(means.upper), number(means.lower)
+    else:  # losses of clients would be uploads without noise
+        epsilon = fed.epsilon
     measured = {name: number(value) for name, value in under_way.items()}
     ledger = fed.ledger
     return {
@@ -274,9 +283,10 @@ def _evaluate(fed: Federation, task: Task, state: Any, iteration: int, probed: t
         "seconds": round(ledger.seconds, 4),
         "test_accuracy": measured.pop("test_accuracy", None),
         "test_loss": measured.pop("test_loss", None),
-        "upper_loss": number(means.upper),
-        "lower_loss": number(means.lower),
+        "upper_loss": upper,
+        "lower_loss": lower,
         **measured,
+        **({} if epsilon is None else {"epsilon": number(epsilon)}),
         **_refused(ledger),
     }
 
@@ -292,6 +302,16 @@ def _reported(spec: Spec, state: Any) -> dict[str, float | None]:
     """What the algorithm itself has to say of its state, such as the disagreement of agents."""
     report = getattr(spec.algorithm, "report", None)
     return {} if report is None else {name: number(value) for name, value in report(state).items()}
+
+
+def _privacy(fed: Federation) -> dict[str, Any]:
+    """What a private run has spent, for its summary."""
+    if fed.privacy is None or fed.epsilon is None:
+        return {}
+    mode, releases = fed.privacy.mode, fed.ledger.releases
+    spent = {"mode": mode, "epsilon": number(fed.epsilon), "delta": fed.privacy.at_delta}
+    uploads = dict(releases) if mode == "central" else max(releases.values(), default=0)
+    return {"privacy": spent | {"noise": fed.privacy.multiplier, "uploads": uploads}}
 
 
 def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from .engines import AttackSettings, Engine, Loop, Simulation
 from .errors import SettingsError, UnknownName
 from .federation import Weighting
 from .policies import Policies
+from .privacy import Privacy
 from .problem import Over, Task
 from .problems import PROBLEMS, ProblemSettings
 from .settings import Count, Positive, about, from_mapping, meanings, settings, suggestion, to_mapping
@@ -145,11 +146,12 @@ SECTIONS: dict[str, type[Any]] = {
     "data": DataSettings,
     "federation": FederationSettings,
     "attack": AttackSettings,
+    "privacy": Privacy,
     "evaluate": EvaluateSettings,
     "stop": StopSettings,
 }
 NAMED: dict[str, Mapping[str, type[Any]]] = {"problem": PROBLEMS, "algorithm": ALGORITHMS}
-ORDER = ("problem", "data", "algorithm", "federation", "attack", "evaluate", "stop")
+ORDER = ("problem", "data", "algorithm", "federation", "attack", "privacy", "evaluate", "stop")
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class Spec:
     algorithm: Algorithm
     federation: FederationSettings
     attack: AttackSettings
+    privacy: Privacy
     evaluate: EvaluateSettings
     stop: StopSettings
     seed: int = 0
@@ -271,6 +274,10 @@ def _check(spec: Spec) -> None:
             f"federation.min_replies = {spec.federation.min_replies} is wrong: "
             f"there are {spec.data.clients} clients"
         )
+    try:
+        spec.privacy.check(spec.federation.weighting, spec.federation.rule())
+    except SettingsError as error:
+        raise SettingsError(f"federation.{error}") from None
     if isinstance(spec.algorithm, Network):
         _check_without_server(spec)
     if all(value is None for value in dataclasses.astuple(spec.stop)):
@@ -282,6 +289,7 @@ def _check_without_server(spec: Spec) -> None:
     for field, value in {
         "federation.aggregator": None if spec.federation.aggregator == "mean" else spec.federation.aggregator,
         "attack.kind": None if spec.attack.kind == "label-flip" else spec.attack.kind,
+        "privacy.mode": spec.privacy.mode,
     }.items():
         if value is not None:
             raise SettingsError(
@@ -334,6 +342,8 @@ def _name_of(table: Mapping[str, type[Any]], value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {_toml(v)}' for name, v in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")

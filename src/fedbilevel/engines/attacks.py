@@ -113,7 +113,7 @@ class Attack:
             before = _before(call, name)
             rows[liars] = before + lie(name, rows[liars] - before)
             changed[name] = rows
-        return Replies(chunk.clients, chunk.reply._replace(**changed), chunk.failures)
+        return chunk._replace(reply=chunk.reply._replace(**changed))
 
     def _target(self, call: Call, name: str, chunks: Sequence[Replies]) -> Any:
         """What all attackers of the cohort contribute to a field; the honest are all, when there is no other."""

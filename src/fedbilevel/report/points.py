@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -17,11 +18,11 @@ MARKERS = "osD^vP"
 
 @dataclass(frozen=True)
 class Points:
-    """A line: its places on the axis, each with the accuracy reached there."""
+    """A line: its places on the axis, each with the accuracy reached there; without a place it is a level."""
 
     label: str
     panel: int
-    places: list[tuple[float, float]]
+    places: list[tuple[float | None, float]]
 
 
 def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
@@ -36,7 +37,7 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
         axes.set_title(name, loc="left", fontsize=10.5)
         for line in (one for one in lines if one.panel == panel):
             _draw(axes, line, labels.index(line.label), len(labels), x)
-        _finish(axes, [at for line in lines for at, _ in line.places], x)
+        _finish(axes, [at for line in lines for at, _ in line.places if at is not None], x)
     handles, names = grid[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=12)
@@ -45,16 +46,23 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
 
 
 def _draw(axes: Axes, line: Points, place: int, count: int, x: str) -> None:
-    places, values = zip(*line.places, strict=True)
-    width = (
-        0.0
-        if _is_measured(x)
-        else 0.35 * min((b - a for a, b in zip(places, places[1:], strict=False)), default=0)
-    )
-    shift = width * ((place + 0.5) / count - 0.5)
     colour = COLOURS[place % len(COLOURS)]
-    style = dict(color=colour, marker=MARKERS[place % len(MARKERS)], markersize=5.5, markeredgecolor="white")
-    axes.plot([p + shift for p in places], values, linewidth=1.2, label=line.label, **style)
+    for _, level in (p for p in line.places if p[0] is None):
+        axes.axhline(level, color=colour, linewidth=1.0, linestyle="--", label=line.label)
+        return
+    places, values = zip(*sorted((at, value) for at, value in line.places if at is not None), strict=True)
+    width = 0.0 if _is_measured(x) else 0.35 * min((b - a for a, b in pairwise(places)), default=0.0)
+    shift = width * ((place + 0.5) / count - 0.5)
+    axes.plot(
+        [p + shift for p in places],
+        values,
+        label=line.label,
+        color=colour,
+        linewidth=1.2,
+        marker=MARKERS[place % len(MARKERS)],
+        markersize=5.5,
+        markeredgecolor="white",
+    )
 
 
 def _finish(axes: Axes, places: Sequence[float], x: str) -> None:

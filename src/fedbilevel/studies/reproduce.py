@@ -79,10 +79,18 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
 
 def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
     """A line for each label of a panel, through what its runs reached."""
-    lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    lines: dict[tuple[str, int], list[tuple[float | None, float]]] = {}
     for run, row in zip(study.runs, rows, strict=True):
-        lines.setdefault((run.label, run.panel), []).append((float(row["at"]), row["last"]))
-    return [Points(label, panel, sorted(places)) for (label, panel), places in lines.items()]
+        lines.setdefault((run.label, run.panel), []).append((row["at"], row["last"]))
+    return [Points(label, panel, places) for (label, panel), places in lines.items()]
+
+
+def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | None:
+    """Where a run stands on the axis of a study of points: the setting it varies, or the epsilon it spent."""
+    if not study.x.startswith("epsilon"):
+        return run.at
+    spent = [folder.summary().get("privacy") for folder in folders]
+    return max((s["epsilon"] for s in spent if s is not None), default=None)
 
 
 def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
         row["panel"] = study.panels[run.panel]
     if study.kind == "points":
         return row | {
-            "at": run.at,
+            "at": _place(study, run, [runs.of(spec) for spec in specs]),
             "last": _mean(summaries, "last"),
             "best": _mean(summaries, "best"),
             "rounds": summaries[0]["rounds"],

@@ -1,7 +1,8 @@
 """A study: the runs of one table or figure of the paper, with the paper's values beside them.
 
 One TOML a study, in `specs/`: `common` settings, and `[[runs]]` each with a label, its settings and the paper's
-values; `vary` makes one run for each value of a setting. A run is identified by the digest of its resolved spec, so studies share runs.
+values; `vary` makes one run for each value of a setting. A run is identified by the digest of its resolved spec,
+so studies share runs.
 """
 
 from __future__ import annotations
