@@ -207,8 +207,10 @@ def _privacy(fed: Federation) -> dict[str, Any]:
     """What a private run has spent, for its summary."""
     if fed.privacy is None or fed.epsilon is None:
         return {}
-    spent = {"mode": fed.privacy.mode, "epsilon": number(fed.epsilon), "delta": fed.privacy.at_delta}
-    return {"privacy": spent | {"noise": fed.privacy.multiplier, "releases": dict(fed.ledger.releases)}}
+    mode, releases = fed.privacy.mode, fed.ledger.releases
+    spent = {"mode": mode, "epsilon": number(fed.epsilon), "delta": fed.privacy.at_delta}
+    uploads = dict(releases) if mode == "central" else max(releases.values(), default=0)
+    return {"privacy": spent | {"noise": fed.privacy.multiplier, "uploads": uploads}}
 
 
 def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:
