@@ -51,7 +51,7 @@ def _draw(axes: Axes, line: Points, place: int, count: int, x: str) -> None:
         axes.axhline(level, color=colour, linewidth=1.0, linestyle="--", label=line.label)
         return
     places, values = zip(*sorted((at, value) for at, value in line.places if at is not None), strict=True)
-    width = 0.0 if _is_measured(x) else 0.35 * min((b - a for a, b in pairwise(places)), default=0.0)
+    width = 0.0 if _is_measured(x) else 0.25 * min((b - a for a, b in pairwise(places)), default=0.0)
     shift = width * ((place + 0.5) / count - 0.5)
     axes.plot(
         [p + shift for p in places],
