@@ -120,6 +120,40 @@ def test_noise_is_drawn_at_an_address(mode: Any) -> None:
     assert np.abs(close).max() < 0.1
 
 
+FORMS = {
+    "h has type float64 instead of float32": lambda reply: reply._replace(h=reply.h.astype(np.float64)),
+    "h has shape (3,) instead of (4000,)": lambda reply: reply._replace(h=reply.h[:, :3]),
+    "y has shape (3,) instead of (4000,)": lambda reply: reply._replace(y=reply.y[:, :3]),
+    "fields [] instead of ['h', 'y']": lambda reply: None,
+    "late": lambda reply: "late",
+}
+
+
+@pytest.mark.parametrize("why", FORMS)
+def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str) -> None:
+    engine = Clients([1.0, 1.0, 1.0])
+    honest = engine.replies
+
+    def replies(call: Call) -> Any:
+        for chunk in honest(call):
+            if chunk.clients != (1,):
+                yield chunk
+            else:
+                wrong = FORMS[why](chunk.reply)
+                yield Replies((), None, {1: wrong}) if wrong == "late" else Replies((1,), wrong)
+
+    engine.replies = replies  # type: ignore[method-assign]
+    fed = Federation(engine, privacy=Privacy(mode="local", noise=QUIET))
+    assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(1.0, rel=1e-3)
+    assert fed.ledger.rejected == {f"client 1: answer: {why}": 1}
+
+
+def test_gossip_refuses_privacy_and_aggregators() -> None:
+    for more in (dict(privacy=Privacy(mode="central")), dict(aggregator=Median())):
+        with pytest.raises(SettingsError, match="mix: gossip has no server"):
+            Federation(Clients([0.0, 0.0]), **more).exchange("mix", np.eye(2), y=np.ones((2, 3), np.float32))
+
+
 def test_each_client_has_noise_of_its_own_in_local_privacy() -> None:
     fed = Federation(Clients([0.0, 0.0]), privacy=Privacy(mode="local"))
     call = Call(answer, (0, "round", 0), (0, 1), arrays={"y": SENT})
@@ -307,4 +341,4 @@ def test_a_private_run_records_epsilon_probes_no_client_and_resumes_bit_for_bit(
     expected = Privacy(mode="central", noise=8.0).epsilon({f"5:{uploads}": 3}, 20)
     assert isinstance(load_spec("demo", sets).algorithm, LFedNest)
     assert whole.summary["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-5)
-    assert whole.summary["privacy"]["releases"] == {f"5:{uploads}": 3}
+    assert whole.summary["privacy"]["uploads"] == {f"5:{uploads}": 3}

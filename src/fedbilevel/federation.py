@@ -175,6 +175,8 @@ class Federation:
 
         Booked under `name` as one round; each vector is billed once for every neighbour it goes to.
         """
+        if self.privacy is not None or self._aggregator is not None:
+            raise SettingsError(f"{name}: gossip has no server; leave out aggregator and privacy")
         start = time.perf_counter()
         account = self.ledger.steps.setdefault(name, Account())
         links = int(np.count_nonzero(weights) - np.count_nonzero(np.diag(weights)))

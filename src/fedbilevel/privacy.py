@@ -151,7 +151,7 @@ class NoisySum:
     """The clipped contributions of a round, added up; its value has the noise of central privacy."""
 
     def __init__(self, privacy: Privacy, call: Call) -> None:
-        self._privacy, self._call, self._before = privacy, call, call.before
+        self._privacy, self._call, self._before = privacy, call, _on_host(call.before)
         self._sums: dict[str, Array] = {}
         self._empty: Any = None
         self.count = 0
@@ -167,6 +167,7 @@ class NoisySum:
         for name in present(replies.reply):
             rows = getattr(replies.reply, name)
             total = _clipped_sum(rows, self._before.get(name, 0.0), valid, self._privacy.bound(name))
+            total = total.addressable_data(0)  # of the equal copies that a sum over several devices leaves
             self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
         self.count += int(valid.sum())
@@ -184,7 +185,8 @@ class NoisySum:
 class NoisyReplies:
     """An engine whose clients clip their contributions and add noise to them before they leave: local privacy.
 
-    A contribution that is not finite is replaced by zero, as its absence would tell something of the data.
+    A contribution that is not finite is replaced by zero, as its absence would tell something of the data. A reply
+    that does not have the form of one is left as it is: the federation rejects it, whatever it says.
     """
 
     def __init__(self, engine: Engine, privacy: Privacy) -> None:
@@ -195,13 +197,16 @@ class NoisyReplies:
         if call.address[1] != "round":
             yield from self._engine.replies(call)
             return
-        before = call.before
+        before = _on_host(call.before)
         for chunk in self._engine.replies(call):
+            if not _has_form(call, chunk, before):
+                yield chunk
+                continue
             sent = {
                 name: self._sent(call, name, chunk.clients, getattr(chunk.reply, name), before.get(name, 0.0))
-                for name in (present(chunk.reply) if chunk.clients else ())
+                for name in present(chunk.reply)
             }
-            yield chunk._replace(reply=chunk.reply and chunk.reply._replace(**sent))
+            yield chunk._replace(reply=chunk.reply._replace(**sent))
 
     def close(self) -> None:
         self._engine.close()
@@ -209,6 +214,21 @@ class NoisyReplies:
     def _sent(self, call: Call, name: str, clients: tuple[int, ...], rows: Array, before: Any) -> Array:
         noise = [_noise(self._privacy, call, name, rows.shape[1:], client) for client in clients]
         return _clipped(rows, before, self._privacy.bound(name)) + np.stack(noise) + before
+
+
+def _on_host(vectors: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """Vectors as arrays of no device, to go with replies of any."""
+    return {name: np.asarray(vector) for name, vector in vectors.items()}
+
+
+def _has_form(call: Call, chunk: Replies, before: Mapping[str, np.ndarray]) -> bool:
+    """Whether replies have the fields and type of the step, and the shapes of the vectors they are the next of."""
+    if not chunk.clients or getattr(chunk.reply, "_fields", ()) != tuple(call.step.reply):
+        return False
+    rows = {name: getattr(chunk.reply, name) for name in present(chunk.reply)}
+    return all(
+        a.dtype == np.float32 and a.shape[1:] == np.shape(before.get(name, a[0])) for name, a in rows.items()
+    )
 
 
 @jax.jit

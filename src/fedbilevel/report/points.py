@@ -38,8 +38,8 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
         for line in (one for one in lines if one.panel == panel):
             _draw(axes, line, labels.index(line.label), len(labels), x)
         _finish(axes, [at for line in lines for at, _ in line.places if at is not None], x)
-    handles, names = grid[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center", frameon=False, fontsize=9)
+    known = {name: handle for axes in grid for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend([known[name] for name in labels], labels, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=12)
     for path in paths:
         figure.savefig(path, dpi=130)
@@ -51,7 +51,7 @@ def _draw(axes: Axes, line: Points, place: int, count: int, x: str) -> None:
         axes.axhline(level, color=colour, linewidth=1.0, linestyle="--", label=line.label)
         return
     places, values = zip(*sorted((at, value) for at, value in line.places if at is not None), strict=True)
-    width = 0.0 if _is_measured(x) else 0.35 * min((b - a for a, b in pairwise(places)), default=0.0)
+    width = 0.0 if _is_measured(x) else 0.25 * min((b - a for a, b in pairwise(places)), default=0.0)
     shift = width * ((place + 0.5) / count - 0.5)
     axes.plot(
         [p + shift for p in places],

@@ -61,7 +61,7 @@ HEADINGS = {
     "bytes_down": "bytes down",
 }
 FILES_ONLY = ("last", "best", "minutes")
-SHARES = ("final", "last", "best", "swing", "paper_final")
+SHARES = ("accuracy", "final", "last", "best", "swing", "paper_final")
 
 
 def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -81,7 +81,7 @@ def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
     """A line for each label of a panel, through what its runs reached."""
     lines: dict[tuple[str, int], list[tuple[float | None, float]]] = {}
     for run, row in zip(study.runs, rows, strict=True):
-        lines.setdefault((run.label, run.panel), []).append((row["at"], row["last"]))
+        lines.setdefault((run.label, run.panel), []).append((row["at"], row["accuracy"]))
     return [Points(label, panel, places) for (label, panel), places in lines.items()]
 
 
@@ -113,7 +113,7 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
     if study.kind == "points":
         return row | {
             "at": _place(study, run, [runs.of(spec) for spec in specs]),
-            "last": _mean(summaries, "last"),
+            "accuracy": _mean(summaries, "last"),
             "best": _mean(summaries, "best"),
             "rounds": summaries[0]["rounds"],
             "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),

@@ -1,0 +1,88 @@
+"""Studies of points: a run for each value of a setting, and a figure of where they end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedbilevel.report import Points, draw_points
+from fedbilevel.studies import Runs, load_study, reproduce
+from fedbilevel.studies.study import Study, StudyRun
+
+SMALL = {"data.name": "digits", "data.clients": 10, "stop.rounds": 40}
+
+
+def finished(runs: Runs, run: StudyRun, accuracy: float, **more: Any) -> None:
+    """The folder of a run that has ended at an accuracy."""
+    folder = runs.of(run.spec(0))
+    folder.path.mkdir(parents=True)
+    record = {
+        "iteration": 8,
+        "rounds": 40,
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds": 1.0,
+        "test_accuracy": accuracy,
+    }
+    folder.write_history([record])
+    folder.write_json("summary.json", {"ledger": {}, **more})
+    folder.write_json("environment.json", {"revision": "abc"})
+
+
+def written(study: Study, runs: Runs, out: Path) -> list[dict[str, Any]]:
+    reproduce([study], seeds=1, out=out, runs=runs, jobs=1, console=Console(quiet=True))
+    assert (out / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((out / f"{study.name}.json").read_text())
+
+
+def test_a_study_of_points_writes_what_each_run_reached_at_its_setting(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    made = tuple(
+        StudyRun("median", 0, {**SMALL, "federation.aggregator": "median", "attack.share": at}, {}, at)
+        for at in (0.0, 0.3)
+    )
+    for run, accuracy in zip(made, (0.9, 0.4), strict=True):
+        finished(runs, run, accuracy)
+    rows = written(Study("small", "Small", "points", made, ("one",), x="share of attackers"), runs, tmp_path)
+    assert [(row["run"], row["at"], row["accuracy"]) for row in rows] == [
+        ("median", 0.0, 0.9),
+        ("median", 0.3, 0.4),
+    ]
+    page = (tmp_path / "report.html").read_text()
+    assert "median at 0.3: test accuracy 40.0%." in page
+
+
+def test_on_an_axis_of_epsilon_a_run_stands_where_its_summary_says(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    private = StudyRun("central", 0, {**SMALL, "privacy.mode": "central"}, {}, 10.0)
+    plain = StudyRun("without privacy", 0, SMALL, {})
+    finished(runs, private, 0.7, privacy={"epsilon": 2.5})
+    finished(runs, plain, 0.8)
+    rows = written(Study("eps", "Eps", "points", (private, plain), ("one",), x="epsilon"), runs, tmp_path)
+    assert [(row["at"], row["accuracy"]) for row in rows] == [(2.5, 0.7), (None, 0.8)]
+
+
+def test_the_robust_study_has_every_rule_at_every_share_on_both_partitions() -> None:
+    study = load_study("robust")
+    specs = [run.spec(0) for run in study.runs]
+    cases = Counter((s.federation.aggregator, s.attack.share, s.data.partition) for s in specs)
+    assert len(cases) == len(specs) == 6 * 4 * 2
+    assert {share for _, share, _ in cases} == {0.0, 0.1, 0.2, 0.3}
+    assert all(run.at == spec.attack.share for run, spec in zip(study.runs, specs, strict=True))
+    assert len({spec.digest for spec in specs}) == len(specs)
+
+
+@pytest.mark.parametrize("x", ["share of attackers", "epsilon"])
+def test_the_figure_takes_lines_and_levels_in_several_panels(x: str, tmp_path: Path) -> None:
+    lines = [
+        Points("a", 0, [(0.1, 0.5), (0.3, 0.2)]),
+        Points("b", 1, [(0.3, 0.4), (0.1, 0.9)]),
+        Points("level", 1, [(None, 0.8)]),
+    ]
+    draw_points(lines, ["one", "two"], "Title", x, [tmp_path / "a.png", tmp_path / "a.svg"])
+    assert (tmp_path / "a.png").stat().st_size > 5000 and "<svg" in (tmp_path / "a.svg").read_text()
