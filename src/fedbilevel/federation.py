@@ -268,7 +268,7 @@ class Federation:
     def _gather(self, replies: Replies, account: Account, took: _Round) -> Iterator[tuple[int, str]]:
         """Add what is valid, until there is enough; who was left out, and why."""
         while replies.clients and took.gathered.count < took.wanted:
-            part, replies = _split(replies, took.wanted - took.gathered.count)
+            part, replies = replies.split(took.wanted - took.gathered.count)
             left_out = took.gathered.add(part, self._weights(part.clients))
             took.well.update(c for c in part.clients if c not in left_out)
             took.badly.update(left_out)
@@ -324,19 +324,6 @@ class Federation:
 def needed(min_replies: int | float, asked: int) -> int:
     """How many valid replies a round with so many clients needs: a number, or a share of them."""
     return min_replies if isinstance(min_replies, int) else max(1, round(min_replies * asked))
-
-
-def _split(replies: Replies, count: int) -> tuple[Replies, Replies]:
-    """The first replies, so many of them, and the others."""
-    if count >= len(replies.clients):
-        return replies, replies._replace(clients=(), reply=None)
-    first, rest = (
-        jax.tree.map(lambda a, part=part: a[part], replies.reply) for part in (slice(count), slice(count, None))
-    )
-    return (
-        replies._replace(clients=replies.clients[:count], reply=first),
-        replies._replace(clients=replies.clients[count:], reply=rest),
-    )
 
 
 def cohort_size(participation: int | float, clients: int) -> int:

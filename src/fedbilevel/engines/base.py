@@ -7,6 +7,7 @@ nothing, and knows no algorithm.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -101,6 +102,16 @@ class Replies(NamedTuple):
     delay: float = 0.0
     address: tuple[int | str, ...] | None = None
     injected: Mapping[int, str] = {}
+
+    def split(self, count: int) -> tuple[Replies, Replies]:
+        """The first replies, so many of them, and the others."""
+        if count >= len(self.clients):
+            return self, self._replace(clients=(), reply=None)
+        first, rest = slice(count), slice(count, None)
+        return tuple(  # type: ignore[return-value]
+            self._replace(clients=self.clients[part], reply=jax.tree.map(operator.itemgetter(part), self.reply))
+            for part in (first, rest)
+        )
 
 
 class Engine(Protocol):
