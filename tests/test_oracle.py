@@ -218,7 +218,7 @@ def test_padding_never_changes_a_derivative() -> None:
 
 def test_the_mnist_network_has_the_papers_157000_and_2010_parameters() -> None:
     rows = np.zeros((2, 784), np.float32)
-    dataset = SimpleNamespace(train_inputs=rows, classes=10, test_inputs=rows, test_targets=np.zeros(2, np.int32))
+    dataset = SimpleNamespace(shape=(28, 28, 1), classes=10, test_inputs=rows, test_targets=np.zeros(2, np.int32))
     part = Part(rows, np.zeros(2, np.int32))
     data: Any = SimpleNamespace(load=lambda seed: (dataset, ListedClients([ClientData(part, part)])))
     problem = HyperRepresentation().task(data, 0).problem

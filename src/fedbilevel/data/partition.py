@@ -227,19 +227,23 @@ def _fill(own: list[Rows]) -> list[Rows]:
     return own
 
 
+def taken(dataset: Dataset, lower: Rows, upper: Rows) -> ClientData:
+    """The training rows of a client."""
+    return ClientData(*(Part(dataset.train_inputs[rows], dataset.train_targets[rows]) for rows in (lower, upper)))
+
+
 @final
 class PartitionedClients:
     """Clients that hold the training rows of a data set, as a partition deals them.
 
-    The table is put in the clients' order once, so what `load` gives are views.
+    A client's rows are taken from the table when it is first asked, and kept: a start has not to wait for all.
     """
 
     def __init__(self, dataset: Dataset, partition: Partition) -> None:
-        parts = [rows for pair in zip(partition.lower, partition.upper, strict=True) for rows in pair]
-        order = np.concatenate(parts)
-        self._inputs, self._targets = dataset.train_inputs[order], dataset.train_targets[order]
-        self._edges = [0, *np.cumsum([len(rows) for rows in parts]).tolist()]
-        self._sizes = np.diff(self._edges).reshape(-1, 2)
+        self._dataset, self._partition = dataset, partition
+        self._loaded: dict[int, ClientData] = {}
+        pairs = zip(partition.lower, partition.upper, strict=True)
+        self._sizes = np.asarray([(len(lower), len(upper)) for lower, upper in pairs])
         self.capacity = ClientSize(*self._sizes.max(axis=0).tolist())
 
     @property
@@ -250,21 +254,16 @@ class PartitionedClients:
         return ClientSize(*self._sizes[client].tolist())
 
     def load(self, client: int) -> ClientData:
-        a, b, c = self._edges[2 * client : 2 * client + 3]
-        return ClientData(
-            lower=Part(self._inputs[a:b], self._targets[a:b]),
-            upper=Part(self._inputs[b:c], self._targets[b:c]),
-        )
+        if client not in self._loaded:
+            lower, upper = self._partition.lower[client], self._partition.upper[client]
+            self._loaded[client] = taken(self._dataset, lower, upper)
+        return self._loaded[client]
 
 
 def drawn_clients(dataset: Dataset, parts: Drawn) -> LazyClients:
     """Clients whose rows of a data set are drawn when they are asked for; only the table is kept."""
 
     def make(client: int) -> ClientData:
-        lower, upper = np.split(parts.rows(client), [parts.each.lower])
-        return ClientData(
-            lower=Part(dataset.train_inputs[lower], dataset.train_targets[lower]),
-            upper=Part(dataset.train_inputs[upper], dataset.train_targets[upper]),
-        )
+        return taken(dataset, *np.split(parts.rows(client), [parts.each.lower]))
 
     return LazyClients(parts.clients, parts.each, make, parts.size)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,56 @@ from .origins import (
 Pixels = npt.NDArray[np.uint8]
 
 
+class Rows(Protocol):
+    """A table of inputs: an array, or pixels that become float32 where they are taken."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: Any, /) -> npt.NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class NormalRows:
+    """Pixels as they are stored, normalised when rows are taken: a start does not wait for those it does not need.
+
+    `np.asarray` gives all of them.
+    """
+
+    pixels: Pixels
+    white: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.pixels), int(np.prod(self.pixels.shape[1:]))
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        return np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, rows: Any) -> npt.NDArray[np.float32]:
+        taken = self.pixels[rows]
+        made = taken.reshape(len(taken), -1, len(self.mean)).astype(np.float32, order="C")
+        made /= np.float32(self.white)
+        made -= np.asarray(self.mean, np.float32)
+        made /= np.asarray(self.std, np.float32)
+        return made.reshape(len(taken), -1)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A table for classification. Inputs are flat normalised rows laid out as height, width, channel."""
 
     name: str
-    train_inputs: npt.NDArray[np.float32]
+    train_inputs: Rows
     train_targets: npt.NDArray[np.int32]
     test_inputs: npt.NDArray[np.float32]
     test_targets: npt.NDArray[np.int32]
@@ -84,20 +128,12 @@ def load(name: str, *, offline: bool = False) -> Dataset:
             )
         obtain(name, entry.files, entry.sources, folder)
         contents = _cached(name, entry, folder)
-    tables = entry.read(contents)
-
-    def normal(pixels: Pixels) -> npt.NDArray[np.float32]:
-        rows = pixels.reshape(len(pixels), -1, entry.shape[2]).astype(np.float32, order="C")
-        rows /= np.float32(entry.white)
-        rows -= np.asarray(entry.mean, np.float32)
-        rows /= np.asarray(entry.std, np.float32)
-        return rows.reshape(len(pixels), -1)
-
+    tables, scale = entry.read(contents), (entry.white, entry.mean, entry.std)
     return Dataset(
         name=name,
-        train_inputs=normal(tables.train_inputs),
+        train_inputs=NormalRows(tables.train_inputs, *scale),
         train_targets=tables.train_targets.astype(np.int32),
-        test_inputs=normal(tables.test_inputs),
+        test_inputs=NormalRows(tables.test_inputs, *scale)[:],
         test_targets=tables.test_targets.astype(np.int32),
         classes=entry.classes,
         shape=entry.shape,
