@@ -99,6 +99,13 @@ def test_a_random_graph_is_the_same_for_a_seed_and_refused_when_never_connected(
         Network(graph="erdos-renyi", edge_probability=0.001).weights(30)
 
 
+def test_a_graph_of_too_many_agents_is_refused_before_its_matrix_is_made() -> None:
+    with pytest.raises(
+        SettingsError, match=r"algorithm\.graph = 'ring' is wrong for 1000000 clients: .*at most 10,000"
+    ):
+        load_spec("paper", {"algorithm.name": "ma-dsbo", "data.clients": 1_000_000, "data.partition": "drawn"})
+
+
 def test_a_graph_describes_itself() -> None:
     assert Network().describe(10) == "ring of 10 agents: 10 links, 2 neighbours each, spectral gap 0.1273"
     assert "spectral gap 1" in Network(graph="complete").describe(10)

@@ -88,6 +88,9 @@ def spectral_gap(W: Matrix) -> float:
     return float(1 - np.linalg.norm(W - 1 / len(W), 2))
 
 
+AGENTS = 10_000  # W then has 800 MB
+
+
 @settings
 class Network:
     """The settings of a communication graph, and what agents on one have in common.
@@ -106,6 +109,11 @@ class Network:
 
     def weights(self, agents: int) -> Matrix:
         """The mixing matrix W; raises `SettingsError` if there is no such graph of so many agents."""
+        if agents > AGENTS:
+            raise SettingsError(
+                f"graph = {self.graph!r} is wrong for {agents} clients: W has a row and a column for each; "
+                f"use at most {AGENTS:,}, or an algorithm with a server"
+            )
         return mixing_matrix(self.graph, agents, self.edge_probability, self.graph_seed)
 
     def describe(self, agents: int) -> str:
