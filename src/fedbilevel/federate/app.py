@@ -89,7 +89,8 @@ class ServerApp:
         spec = parse(tomllib.loads(order["spec"]))
 
         def build(task: Task) -> Flare:
-            self._engine = Flare(task.problem, order["sites"], deliver, timeout=order["timeout"])
+            limit = min(order["timeout"], spec.federation.deadline or order["timeout"])
+            self._engine = Flare(task.problem, order["sites"], deliver, timeout=limit)
             return self._engine
 
         def watch(progress: Progress) -> None:
