@@ -185,7 +185,7 @@ def test_sites_that_answer_wrongly_or_cannot_load_are_refused_counted_and_named_
     shutil.copy(rogue_site.__file__, files["site-2"].parent)
     files["site-2"].write_text(before["site-2"].replace("held_site:make", "rogue_site:make"))
     files["site-3"].write_text(before["site-3"].replace("rows.npz", "gone.npz"))
-    settings = SETTINGS | {"federation.min_replies": 1, "stop.iterations": 2}
+    settings = SETTINGS | {"federation.min_replies": 1, "federation.strikes": 100, "stop.iterations": 2}
     try:
         result = submit(local, tmp_path / "run", settings)
     finally:
