@@ -141,6 +141,15 @@ def test_a_minority_of_liars_cannot_move_the_result_far(
     assert np.abs(rule(rows, np.ones(len(rows)))).max() <= bound + 1e-4
 
 
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e30])
+def test_replies_as_small_or_large_as_numbers_are_make_no_trouble(name: str, size: float) -> None:
+    """Warnings are errors here: no division by zero, no overflow on the way to a result that is a number."""
+    rows = np.asarray([[0, 0], [1, 0], [0, 1], [0, 0], [1, 1]], np.float32) * np.float32(size)
+    got = RULES[name]()(rows, np.ones(5))
+    assert np.isfinite(got).all() and np.abs(got).max() <= 1.01 * size
+
+
 def test_the_mean_is_moved_by_one_liar_and_the_norm_bound_only_so_far() -> None:
     rows = np.concatenate([np.ones((8, 2), np.float32), np.full((1, 2), -1e30, np.float32)])
     assert np.abs(TrimmedMean(share=0.0)(rows, np.ones(9))).max() > 1e28

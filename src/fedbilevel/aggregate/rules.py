@@ -205,7 +205,7 @@ def _mean(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def _clipped_mean(rows: np.ndarray, norms: np.ndarray, radius: float, weights: np.ndarray) -> np.ndarray:
     """1/W Σ_i w_i clip(r_i, τ)"""
-    clip = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
+    clip = radius / np.maximum(norms, radius) if radius > 0 else np.zeros_like(norms)
     return (weights * clip / weights.sum()).astype(np.float32) @ rows
 
 

@@ -110,14 +110,17 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
     row: dict[str, Any] = {"run": run.label}
     if study.panels and len(study.panels) > 1:
         row["panel"] = study.panels[run.panel]
+    diverged = [runs.history(spec)[-1]["rounds"] for spec in specs if runs.failure(spec) is not None]
+    remark = {"remark": f"diverged after {', '.join(map(str, diverged))} rounds"} if diverged else {}
     if study.kind == "points":
-        return row | {
+        row |= {
             "at": _place(study, run, [runs.of(spec) for spec in specs]),
             "accuracy": _mean(summaries, "last"),
             "best": _mean(summaries, "best"),
             "rounds": summaries[0]["rounds"],
             "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
         }
+        return row | remark
     row |= {
         "rounds_to_90": float(np.mean(to_90)) if None not in to_90 else None,
         "final": _mean(summaries, "mean_last_100"),
@@ -126,9 +129,8 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
         "swing": _mean(summaries, "std_last_100"),
         "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
     }
-    diverged = [runs.history(spec)[-1]["rounds"] for spec in specs if runs.failure(spec) is not None]
-    if diverged:
-        row["remark"] = f"diverged after {', '.join(map(str, diverged))} rounds"
+    if remark:
+        row |= remark
     elif "final" in run.paper:
         row["remark"] = _remark(row["final"], run.paper["final"])
     if "final" in run.paper:
