@@ -17,7 +17,7 @@ import numpy as np
 from . import processes, rng
 from .divergence import Restart, advice, check_losses, smaller, suspect
 from .engines import Chaos, ChaosSettings, Engine
-from .errors import CheckpointError, Diverged, StepError, TooFewReplies
+from .errors import CheckpointError, Diverged, SettingsError, StepError, TooFewReplies
 from .federation import Federation
 from .ledger import BY, Ledger, counted
 from .probes import losses
@@ -79,7 +79,7 @@ def run(
     the first alone reads and writes the folder; all return the same result. A run that diverges stops, or with
     "restart" goes back to its last good state and halves the step size that is likely to blame.
     """
-    task = spec.task()
+    task = _task(spec)
     folder = RunFolder(Path(out))
     with _counting_compilations() as compilations, closing(folder), ExitStack() as stack:
         engine = stack.enter_context(closing((build or spec.engine)(task)))
@@ -103,6 +103,19 @@ def run(
         summary = course.finish()
     x, y = task.problem.flat_x.restore(course.state.x), task.problem.flat_y.restore(course.state.y)
     return Result(folder.path, summary, course.records, x, y)
+
+
+def _task(spec: Spec) -> Task:
+    try:
+        return spec.task()
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        raise SettingsError(
+            f"the problem and its data do not fit into memory; use less in problem or data ({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from .errors import SettingsError
 T = TypeVar("T")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Size = Annotated[int, Field(ge=1, le=10**6)]  # of something that is held in memory
 
 
 def about(text: str) -> FieldInfo:

@@ -27,7 +27,7 @@ from pydantic import Field
 from .. import rng
 from ..data import ClientData, DataSettings, ListedClients, Part
 from ..problem import Batch, Problem, Task
-from ..settings import Count, about, settings
+from ..settings import Size, about, settings
 
 Matrix = np.ndarray
 
@@ -169,16 +169,19 @@ def _deviation(rows: Matrix) -> float:
     return float(np.sqrt(((rows - rows.mean(1, keepdims=True)) ** 2).sum(2).mean(1).max()))
 
 
+Dimension = Annotated[int, Field(ge=1, le=10**4)]  # matrices of this size are made, one for each client
+
+
 @settings
 class Quadratic:
     """Quadratic losses with dials; every answer in closed form. It makes its own data."""
 
-    size_x: Annotated[Count, about("upper dimension p")] = 10
-    size_y: Annotated[Count, about("lower dimension q")] = 8
+    size_x: Annotated[Dimension, about("upper dimension p")] = 10
+    size_y: Annotated[Dimension, about("lower dimension q")] = 8
     condition: Annotated[float, Field(ge=1), about("the eigenvalues of every A_i lie in [1/condition, 1]")] = 10.0
     heterogeneity: Annotated[float, Field(ge=0), about("how far the clients differ; 0: not at all")] = 1.0
     noise: Annotated[float, Field(ge=0), about("deviation of a row's gradients from the client's")] = 0.0
-    rows: Annotated[Count, about("rows a client has for each level")] = 8
+    rows: Annotated[Size, about("rows a client has for each level")] = 8
 
     makes_data: ClassVar[bool] = True
 

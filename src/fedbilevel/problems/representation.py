@@ -18,7 +18,7 @@ from pydantic import Field
 from ..data import DataSettings, Part
 from ..models import ModelName, TwoHalves, cnn, mlp
 from ..problem import Batch, Over, Problem, PyTree, Task, task_with_test
-from ..settings import Count, Positive, about, settings
+from ..settings import Positive, Size, about, settings
 
 Regulariser = Literal["norm", "ridge"]
 
@@ -73,7 +73,7 @@ class HyperRepresentation:
     """Hyper-representation: the body of a network is x, its head y."""
 
     model: Annotated[ModelName, about("mlp: one hidden layer; cnn: LeNet, for 28 x 28 or 32 x 32 pixels")] = "mlp"
-    hidden: Annotated[Count, about("mlp: hidden units; 200 gives 157,000 and 2,010 parameters on MNIST")] = 200
+    hidden: Annotated[Size, about("mlp: hidden units; 200 gives 157,000 and 2,010 parameters on MNIST")] = 200
     head_layers: Annotated[Literal[1, 2], about("cnn: how many of the last layers are the head")] = 2
     decay: Annotated[float, Field(ge=0), about("weight of the regulariser of the head")] = 0.05
     regulariser: Annotated[
