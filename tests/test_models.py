@@ -79,5 +79,5 @@ def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored():
 
 
 def test_images_of_another_size_are_refused_with_a_remedy():
-    with pytest.raises(SettingsError, match="8 x 8; use the mlp"):
+    with pytest.raises(SettingsError, match="8 x 8; use mlp"):
         cnn((8, 8, 1), 10, head_layers=1, key=jax.random.key(0))

@@ -163,8 +163,8 @@ class LeNetBody(eqx.Module):
         padding = {28: 2, 32: 0}.get(shape[0])
         if padding is None or shape[0] != shape[1]:
             raise SettingsError(
-                f"problem.model = 'cnn' is wrong: it takes images of 28 x 28 or 32 x 32, not {shape[0]} x {shape[1]}; "
-                "use mlp"
+                "problem.model = 'cnn' is wrong: it takes images of 28 x 28 or 32 x 32, "
+                f"not {shape[0]} x {shape[1]}; use mlp"
             )
         self.convolutions = (
             Convolution((shape[2], 6), 5, padding, key=first),
