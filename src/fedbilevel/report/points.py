@@ -69,6 +69,7 @@ def _finish(axes: Axes, places: Sequence[float], x: str) -> None:
     axes.set(xlabel=x, ylabel="test accuracy at the end", ylim=(0, 1.0))
     if _is_measured(x):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
     else:
         axes.set_xticks(sorted(set(places)))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
