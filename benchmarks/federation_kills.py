@@ -111,7 +111,7 @@ def killed_server(local: LocalFederation, out: Path, settings: dict[str, Any]) -
     def kill() -> None:
         while len(_history(out)) < 4:
             time.sleep(0.02)
-        os.killpg(local.processes[SERVER].pid, signal.SIGKILL)
+        local.kill(SERVER)
         killed.extend((time.time(), audited(local)[-1]["round"][1]))
 
     thread = threading.Thread(target=kill, daemon=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 import fedbilevel as fb
 from fedbilevel import cli
 from fedbilevel.data import ClientData, Part
+from fedbilevel.federate import LocalFederation
 from fedbilevel.federate.commands import federated, registered
 from fedbilevel.federate.job import write_job
 from fedbilevel.federate.sitefile import write_rows
@@ -78,6 +81,25 @@ def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path
     assert "3 lower and 3 upper rows; 9 parameters of x and 8 of y" in loaded.output
     wrong = CliRunner().invoke(cli.app, ["site", str(tmp_path / "site.toml"), "--kit", str(tmp_path)])
     assert "is not the kit of a site" in str(wrong.exception)
+
+
+def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(tmp_path: Path) -> None:
+    """As FLARE's job processes do; they went on writing into a folder that was being deleted."""
+    local = LocalFederation(tmp_path, {})
+    local.admin_kit.mkdir(parents=True)
+    start = local.kit("localhost") / "startup" / "sub_start.sh"
+    start.parent.mkdir(parents=True)
+    job = "while :; do date > written; sleep 0.02; done"
+    start.write_text(f'cd {tmp_path}\nsetsid bash -c "{job}" &\nsleep 60\n')
+    with local:
+        while not (tmp_path / "written").exists():
+            time.sleep(0.01)
+        leader = local.processes["localhost"]
+        (alone,) = {p for p in local.members(["localhost"]) if os.getsid(p.pid) == p.pid != leader.pid}
+        leader.kill()
+        assert leader.wait() and alone.is_running()
+        assert local.revive() == ["localhost"] and alone not in local.members(["localhost"])
+    assert local.members(["localhost"]) == []
 
 
 def test_a_job_carries_no_code(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -29,9 +29,13 @@ from ..settings import to_mapping
 from ..spec import Spec
 from .sitefile import write_rows
 
+if TYPE_CHECKING:
+    import psutil
+
 ADMIN = "admin@fedbilevel.org"
 PROJECT = "fedbilevel"
 SERVER = "localhost"
+_MARK = "FEDBILEVEL_KIT"  # in the environment of a participant's processes: whose they are
 
 
 def need_flare() -> None:
@@ -103,12 +107,7 @@ class LocalFederation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for wait, number in ((10.0, signal.SIGTERM), (10.0, signal.SIGKILL)):
-            for process in self.processes.values():
-                _signal(process, number)
-            limit = time.monotonic() + wait
-            while time.monotonic() < limit and any(_group_lives(p) for p in self.processes.values()):
-                time.sleep(0.1)
+        self._end(self.processes, patience=10.0)
         for process in self.processes.values():
             process.wait()
         self.processes.clear()
@@ -121,6 +120,7 @@ class LocalFederation:
         environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            _MARK: str(self.kit(name)),
         }
         if name == SERVER:
             command = ["bash", str(self.kit(SERVER) / "startup" / "sub_start.sh"), "--once"]
@@ -146,9 +146,41 @@ class LocalFederation:
         """Start again whatever has ended; who that was."""
         ended = [name for name, process in self.processes.items() if process.poll() is not None]
         for name in ended:
-            _signal(self.processes[name], signal.SIGKILL)  # what a killed parent left behind
+            self.kill(name)  # what a killed parent left behind
             self.start(name)
         return ended
+
+    def kill(self, name: str) -> None:
+        """End the server or a site as `kill -9` does, with all that it started."""
+        self._end([name], patience=0.0)
+
+    def members(self, names: Iterable[str]) -> list[psutil.Process]:
+        """All processes of these participants.
+
+        They are known by their environment: FLARE starts a job's processes in sessions of their own, and one whose
+        parent was killed is nobody's child.
+        """
+        import psutil
+
+        kits, found = {str(self.kit(name)) for name in names}, []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
+                if process.environ().get(_MARK) in kits:
+                    found.append(process)
+        return found
+
+    def _end(self, names: Iterable[str], patience: float) -> None:
+        import psutil
+
+        names, limit = list(names), time.monotonic() + patience
+        asked: set[psutil.Process] = set()
+        while alive := set(self.members(names)):
+            late = time.monotonic() >= limit
+            for process in alive if late else alive - asked:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+            asked |= alive
+            time.sleep(0.05)
 
     def provision(self) -> None:
         """Make the authority and a kit for each participant, if there is none yet."""
@@ -216,18 +248,3 @@ def _free_port() -> int:
 def _leave(number: int, _: object) -> None:
     """End as by `sys.exit`, through every `with`."""
     sys.exit(128 + number)
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the process and all that it started: its session is its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
