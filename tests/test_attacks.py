@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import NormalDist
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes import FakeEngine, Reply, answer
 from fedbilevel import Federation, SettingsError, load_spec
-from fedbilevel.data import ClientSize, DataSettings, clients_from
+from fedbilevel.data import DataSettings, clients_from
 from fedbilevel.engines import Attack, AttackSettings, Call, Replies
 from fedbilevel.engines.attacks import FlippedLabels, attackers, hidden_scale
-from fedbilevel.oracle import Oracle
-from fedbilevel.problem import Problem
-from fedbilevel.steps import X, Y, client_step
 
 COUNT, SHARE = 10, 0.3
 SENT = np.asarray([100.0, 100.0], np.float32)  # y before the round
 
 
-class Reply(NamedTuple):
-    y: Y
-    h: X | None
-
-
-@client_step
-def answer(c: Oracle, **arguments: Any) -> Reply:
-    """Never run."""
-    raise AssertionError
-
-
-class Honest:
+def honest(call: Call) -> Iterator[Replies]:
     """Client i contributes i + 1 to every component of y and h, in chunks of four."""
-
-    def __init__(self) -> None:
-        self.problem = Problem(np.zeros(1, "f4"), np.zeros(2, "f4"), lambda x, y, b: 0.0, lambda x, y, b: 0.0)
-        self.clients: Any = SimpleNamespace(count=COUNT, size=lambda c: ClientSize(1, 1))
-
-    def replies(self, call: Call) -> Any:
-        for start in range(0, len(call.clients), 4):
-            own = call.clients[start : start + 4]
-            u = np.asarray(own, np.float32)[:, None] + 1
-            yield Replies(own, Reply(SENT + np.repeat(u, 2, axis=1), u))
+    for start in range(0, len(call.clients), 4):
+        own = call.clients[start : start + 4]
+        u = np.asarray(own, np.float32)[:, None] + 1
+        yield Replies(own, Reply(SENT + np.repeat(u, 2, axis=1), u))
 
 
 CALL = Call(answer, (0, "round", 0), tuple(range(COUNT)), arrays={"y": SENT})
@@ -54,7 +35,7 @@ OTHERS = [c for c in range(COUNT) if c not in LIARS]
 
 def sent(kind: Any, scale: float | None = None, call: Call = CALL) -> np.ndarray:
     """What arrives, as contributions: a row for each client, y before h."""
-    engine = Attack(Honest(), kind=kind, share=SHARE, scale=scale)
+    engine = Attack(FakeEngine(COUNT, 1, 2, honest), kind=kind, share=SHARE, scale=scale)
     chunks = list(engine.replies(call))
     assert [c for chunk in chunks for c in chunk.clients] == list(call.clients)
     y, h = (np.concatenate([np.asarray(getattr(chunk.reply, name)) for chunk in chunks]) for name in ("y", "h"))
@@ -145,7 +126,7 @@ def test_an_attack_that_cannot_be_is_refused() -> None:
 
 def test_the_federation_takes_lies_for_replies() -> None:
     """Nothing is rejected: the replies have the right form. The mean moves as the formula says."""
-    fed = Federation(Attack(Honest(), kind="sign-flip", share=SHARE))
+    fed = Federation(Attack(FakeEngine(COUNT, 1, 2, honest), kind="sign-flip", share=SHARE))
     mean = fed.round(answer, y=SENT)
     assert not fed.ledger.rejected
     np.testing.assert_allclose(mean.h, [(U[OTHERS].sum() - U[LIARS].sum()) / COUNT], rtol=1e-5)

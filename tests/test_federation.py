@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
 
-from fedbilevel.data import ClientSize, clients_from
+from fakes import FakeEngine
+from fedbilevel.data import clients_from
 from fedbilevel.engines import Call, Loop, Replies
 from fedbilevel.errors import SettingsError, TooFewReplies
 from fedbilevel.federation import Federation, cohort_size
 from fedbilevel.ledger import Ledger
 from fedbilevel.oracle import Oracle
-from fedbilevel.problem import Problem
 from fedbilevel.steps import Draw, PerClient, Sample, Scalar, X, Y, client_step
 
 P, Q = 3, 2  # so a vector of x has 12 bytes and one of y 8
@@ -59,30 +58,21 @@ def reply(client: int, value: float | None = None) -> Both:
     return Both(np.full((1, P), value, np.float32), np.full((1, Q), 10 * value, "f4"), np.full(1, value, "f4"))
 
 
-class FakeEngine:
-    """An engine whose clients answer by a function; it keeps the calls it got."""
-
-    def __init__(self, count: int = 5, answer: Callable[[Call], Any] | None = None) -> None:
-        self.problem = Problem(jnp.zeros(P), jnp.zeros(Q), lambda x, y, b: 0.0, lambda x, y, b: 0.0)
-        self.clients: Any = SimpleNamespace(count=count, size=lambda c: ClientSize(2 * c + 1, 1))
-        self.calls: list[Call] = []
-        self.answer = answer or (lambda call: (Replies((c,), reply(c)) for c in call.clients))
-
-    def replies(self, call: Call) -> Iterator[Replies]:
-        self.calls.append(call)
-        yield from self.answer(call)
+def engine_of(count: int = 5, answer: Callable[[Call], Any] | None = None) -> FakeEngine:
+    """Client i answers with i, or all answer by a function."""
+    return FakeEngine(count, P, Q, answer or (lambda call: (Replies((c,), reply(c)) for c in call.clients)))
 
 
 def with_one_wrong(wrong: Any) -> FakeEngine:
     """Clients 0, 1, 3, 4 answer as they should; client 2 answers as told."""
-    return FakeEngine(answer=lambda call: (wrong if c == 2 else Replies((c,), reply(c)) for c in call.clients))
+    return engine_of(answer=lambda call: (wrong if c == 2 else Replies((c,), reply(c)) for c in call.clients))
 
 
 # ------------------------------------------------------------------------------------------ the mean of replies
 
 
 def test_a_round_is_the_mean_of_the_replies() -> None:
-    mean = Federation(FakeEngine()).round(both)
+    mean = Federation(engine_of()).round(both)
     np.testing.assert_allclose(mean.u, np.full(P, 2.0))
     np.testing.assert_allclose(mean.v, np.full(Q, 20.0))
     assert float(mean.loss) == 2.0
@@ -98,12 +88,12 @@ def test_the_mean_does_not_depend_on_how_the_replies_are_stacked(values: list[fl
                 tuple(range(start, start + len(part))), Both(*(np.concatenate(f) for f in zip(*part, strict=True)))
             )
 
-    mean = Federation(FakeEngine(len(values), answer)).round(both)
+    mean = Federation(engine_of(len(values), answer)).round(both)
     np.testing.assert_allclose(mean.u, np.full(P, np.mean(values)), rtol=1e-4, atol=1e-4)
 
 
 def test_a_field_that_no_client_sends_stays_none() -> None:
-    engine = FakeEngine(answer=lambda call: (Replies((c,), reply(c)._replace(v=None)) for c in call.clients))
+    engine = engine_of(answer=lambda call: (Replies((c,), reply(c)._replace(v=None)) for c in call.clients))
     fed = Federation(engine)
     assert fed.round(both).v is None
     assert fed.ledger.bytes_up == 5 * 4 * P
@@ -142,7 +132,7 @@ def test_a_client_that_is_not_finite_is_left_out_of_a_stack() -> None:
         parts = [nan if c == 2 else reply(c) for c in call.clients]
         yield Replies(call.clients, Both(*(np.concatenate(f) for f in zip(*parts, strict=True))))
 
-    fed = Federation(FakeEngine(answer=answer))
+    fed = Federation(engine_of(answer=answer))
     np.testing.assert_allclose(fed.round(both).u, np.full(P, 2.0))
     assert fed.ledger.rejected == {"client 2: both: u is not finite": 1}
 
@@ -162,14 +152,14 @@ def test_too_few_replies_name_step_round_client_and_remedy() -> None:
 
 
 def test_a_long_list_of_failures_is_cut_and_has_no_wrong_remedy() -> None:
-    engine = FakeEngine(answer=lambda call: [Replies((), None, dict.fromkeys(call.clients, "lost"))])
+    engine = engine_of(answer=lambda call: [Replies((), None, dict.fromkeys(call.clients, "lost"))])
     with pytest.raises(TooFewReplies, match=r"0 valid replies of 5, 1 needed; client 0: lost; .*; and 2 more$"):
         Federation(engine).round(both, beta=0.5)
 
 
 def test_replies_are_weighted_by_samples_if_asked() -> None:
     weights = np.asarray([2, 4, 6, 8, 10])  # 2c + 1 lower rows and one upper row
-    mean = Federation(FakeEngine(), weighting="samples").round(both)
+    mean = Federation(engine_of(), weighting="samples").round(both)
     np.testing.assert_allclose(mean.u, np.full(P, np.average(np.arange(5), weights=weights)), rtol=1e-6)
     fed = Federation(with_one_wrong(Replies((2,), nan)), weighting="samples")
     kept = [0, 1, 3, 4]
@@ -180,7 +170,7 @@ def test_replies_are_weighted_by_samples_if_asked() -> None:
 
 
 def test_payload_bytes_are_those_of_a_hand_count() -> None:
-    fed = Federation(FakeEngine())
+    fed = Federation(engine_of())
     fed.round(
         both, p=jnp.ones(P), q=np.ones(Q, np.float32), beta=0.5, last=True, name="a", tau=PerClient((1,) * 5)
     )
@@ -192,7 +182,7 @@ def test_payload_bytes_are_those_of_a_hand_count() -> None:
 
 
 def test_what_is_sent_reaches_the_engine_by_its_kind() -> None:
-    engine = FakeEngine()
+    engine = engine_of()
     sample, own = Sample("lower", 3), PerClient((1, 2, 3, 4, 5))
     Federation(engine, seed=9).round(both, z=None, q=jnp.ones(Q), beta=0.5, last=True, tau=own, xi=sample)
     (call,) = engine.calls
@@ -203,7 +193,7 @@ def test_what_is_sent_reaches_the_engine_by_its_kind() -> None:
 
 
 def test_what_is_held_is_billed_once_a_client_and_again_when_changed() -> None:
-    fed = Federation(FakeEngine())
+    fed = Federation(engine_of())
     down = []
 
     def bill() -> int:
@@ -223,7 +213,7 @@ def test_what_is_held_is_billed_once_a_client_and_again_when_changed() -> None:
 
 
 def test_a_client_that_was_absent_gets_what_is_held_when_next_asked() -> None:
-    engine = FakeEngine(10)
+    engine = engine_of(10)
     fed = Federation(engine, seed=1)
     fed.hold(x=jnp.ones(P))
     have: set[int] = set()
@@ -253,7 +243,7 @@ def test_a_client_that_did_not_answer_well_gets_what_is_held_again() -> None:
 
 
 def test_what_is_released_is_held_no_more() -> None:
-    engine = FakeEngine()
+    engine = engine_of()
     fed = Federation(engine)
     fed.hold(x=jnp.ones(P), y=jnp.ones(Q))
     fed.release("y")
@@ -262,7 +252,7 @@ def test_what_is_released_is_held_no_more() -> None:
 
 
 def test_an_exchange_mixes_rows_and_bills_every_link() -> None:
-    fed = Federation(FakeEngine(3))
+    fed = Federation(engine_of(3))
     line = np.asarray([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])  # 0 - 1 - 2: four links
     rows = jnp.arange(6.0).reshape(3, 2)
     mixed = fed.exchange("mix", line, rows=rows)["rows"]
@@ -272,7 +262,7 @@ def test_an_exchange_mixes_rows_and_bills_every_link() -> None:
 
 
 def test_each_keeps_the_replies_apart_is_no_round_and_names_who_fails() -> None:
-    fed = Federation(FakeEngine())
+    fed = Federation(engine_of())
     apart = fed.each(both)
     np.testing.assert_allclose(apart.u[:, 0], np.arange(5.0))
     assert (fed.ledger.rounds, fed.ledger.bytes_up) == (0, 0)
@@ -281,7 +271,7 @@ def test_each_keeps_the_replies_apart_is_no_round_and_names_who_fails() -> None:
 
 
 def test_versions_of_what_is_held_never_repeat_among_federations() -> None:
-    engine = FakeEngine()
+    engine = engine_of()
     for _ in range(2):
         fed = Federation(engine)
         for _ in range(2):
@@ -291,7 +281,7 @@ def test_versions_of_what_is_held_never_repeat_among_federations() -> None:
 
 
 def test_a_probe_is_billed_apart_and_disturbs_nothing() -> None:
-    engines, feds = [FakeEngine(), FakeEngine()], []
+    engines, feds = [engine_of(), engine_of()], []
     for engine, probing in zip(engines, (False, True), strict=True):
         fed = Federation(engine, seed=4)
         fed.hold(x=jnp.ones(P))
@@ -317,7 +307,7 @@ def test_a_probe_is_billed_apart_and_disturbs_nothing() -> None:
 def test_a_probe_draws_elsewhere_and_rounds_draw_the_same_with_and_without_it() -> None:
     g = np.random.default_rng(0)
     clients = clients_from([(g.normal(size=n).astype("f4"), np.ones(1, "f4")) for n in (9, 4, 7)])
-    engine = Loop(FakeEngine().problem, clients)
+    engine = Loop(engine_of().problem, clients)
     feds = [Federation(engine, seed=2) for _ in range(3)]
     zeta = Sample("lower", 2)
     values = []
@@ -347,7 +337,7 @@ def test_the_ledger_goes_to_json_and_back() -> None:
     assert again == fed.ledger and again.rejected["client 2: both: u is not finite"] == 3
     assert (again.rounds, again.bytes_up, again.bytes_down) == (2, 2 * 5 * 20, (5 + 1) * 12)
     assert again.seconds == fed.ledger.seconds
-    goes_on = Federation(FakeEngine(), ledger=again)
+    goes_on = Federation(engine_of(), ledger=again)
     goes_on.round(both)
     assert again.rounds == 3 and fed.ledger.rounds == 2
 
@@ -361,7 +351,7 @@ def test_the_ledger_goes_to_json_and_back() -> None:
 )
 def test_a_cohort_is_a_number_or_a_share(participation: float, clients: int, size: int) -> None:
     assert cohort_size(participation, clients) == size
-    assert len(Federation(FakeEngine(clients)).cohort(participation).clients) == size
+    assert len(Federation(engine_of(clients)).cohort(participation).clients) == size
 
 
 @pytest.mark.parametrize(
@@ -375,12 +365,12 @@ def test_a_cohort_is_a_number_or_a_share(participation: float, clients: int, siz
 )
 def test_a_participation_that_means_nothing_is_refused(participation: float, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        Federation(FakeEngine()).cohort(participation)
+        Federation(engine_of()).cohort(participation)
 
 
 def test_a_cohort_is_drawn_at_seed_and_round() -> None:
     def cohorts(seed: int) -> list[tuple[int, ...]]:
-        fed = Federation(FakeEngine(50), seed=seed)
+        fed = Federation(engine_of(50), seed=seed)
         drawn = []
         for _ in range(4):
             part = fed.cohort(0.2)
@@ -397,9 +387,9 @@ def test_a_cohort_is_drawn_at_seed_and_round() -> None:
 
 
 def test_a_resumed_federation_goes_on_with_the_same_choices() -> None:
-    fed = Federation(FakeEngine(50), seed=3)
+    fed = Federation(engine_of(50), seed=3)
     for _ in range(3):
         fed.round(both)
-    resumed = Federation(FakeEngine(50), seed=3, ledger=Ledger.from_mapping(fed.ledger.to_mapping()))
+    resumed = Federation(engine_of(50), seed=3, ledger=Ledger.from_mapping(fed.ledger.to_mapping()))
     assert resumed.cohort(5).clients == fed.cohort(5).clients
     assert resumed.rng("Q").integers(10**9) == fed.rng("Q").integers(10**9) != fed.rng("R").integers(10**9)

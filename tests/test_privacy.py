@@ -7,59 +7,41 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pytest
 
+from fakes import FakeEngine, Reply, answer
 from fedbilevel import AggITD, Federation, LFedNest, SettingsError, Simulation, load_spec, run
 from fedbilevel.aggregate import Median
-from fedbilevel.data import ClientSize
 from fedbilevel.engines import Call, Replies
 from fedbilevel.federation import Ledger
-from fedbilevel.oracle import Oracle
 from fedbilevel.privacy import ORDERS, Privacy, epsilon_of
-from fedbilevel.problem import Problem, Task
+from fedbilevel.problem import Task
 from fedbilevel.spec import parse
-from fedbilevel.steps import X, Y, client_step
 
 QUIET = 1e-12  # a noise that is none, to see the clipping alone
-
-
-class Reply(NamedTuple):
-    y: Y
-    h: X | None
-
-
-@client_step
-def answer(c: Oracle, **arguments: Any) -> Reply:
-    """Never run."""
-    raise AssertionError
 
 
 SENT = np.full(4000, 7.0, np.float32)
 
 
-class Clients:
+def clients(norms: list[float]) -> FakeEngine:
     """Client i contributes a vector of norm `norms[i]` to y and h; nan is a reply that is not finite."""
 
-    def __init__(self, norms: list[float], size: int = 4000) -> None:
-        self.problem = Problem(
-            np.zeros(size, "f4"), np.zeros(size, "f4"), lambda x, y, b: 0.0, lambda x, y, b: 0.0
-        )
-        self.clients: Any = SimpleNamespace(count=len(norms), size=lambda c: ClientSize(1, 1))
-        self._norms, self._size = norms, size
-
-    def replies(self, call: Call) -> Any:
+    def replies(call: Call) -> Iterator[Replies]:
         for client in call.clients:
-            u = np.full((1, self._size), self._norms[client] / math.sqrt(self._size), np.float32)
-            yield Replies((client,), Reply(SENT[: self._size] + u, u))
+            u = np.full((1, SENT.size), norms[client] / math.sqrt(SENT.size), np.float32)
+            yield Replies((client,), Reply(SENT + u, u))
+
+    return FakeEngine(len(norms), SENT.size, SENT.size, replies)
 
 
-def contributions(engine: Clients, **privacy: Any) -> tuple[np.ndarray, np.ndarray]:
+def contributions(engine: FakeEngine, **privacy: Any) -> tuple[np.ndarray, np.ndarray]:
     fed = Federation(engine, privacy=Privacy(**privacy))
     y, h = fed.round(answer, y=SENT)
     return np.asarray(y) - SENT, np.asarray(h)
@@ -71,34 +53,34 @@ def contributions(engine: Clients, **privacy: Any) -> tuple[np.ndarray, np.ndarr
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_contributions_are_clipped_by_norm_and_averaged_over_those_asked(mode: Any) -> None:
     """Norms 0.5, 1 and 30 at C = 2 are a sum of 3.5; y is clipped by its difference to what was sent."""
-    for got in contributions(Clients([0.5, 1.0, 30.0]), mode=mode, clip=2.0, noise=QUIET):
+    for got in contributions(clients([0.5, 1.0, 30.0]), mode=mode, clip=2.0, noise=QUIET):
         assert np.linalg.norm(got) == pytest.approx(3.5 / 3, rel=1e-3)
 
 
 def test_each_field_may_have_a_bound_of_its_own() -> None:
-    y, h = contributions(Clients([30.0]), mode="central", clip={"y": 2.0, "h": 0.25}, noise=QUIET)
+    y, h = contributions(clients([30.0]), mode="central", clip={"y": 2.0, "h": 0.25}, noise=QUIET)
     assert (np.linalg.norm(y), np.linalg.norm(h)) == (pytest.approx(2, rel=1e-3), pytest.approx(0.25, rel=1e-3))
     with pytest.raises(SettingsError, match=r"privacy.clip = \{'y': 2.0\} is wrong: clients upload h too"):
-        contributions(Clients([30.0]), mode="central", clip={"y": 2.0}, noise=QUIET)
+        contributions(clients([30.0]), mode="central", clip={"y": 2.0}, noise=QUIET)
 
 
 @pytest.mark.parametrize("norm", [2.0001, 3.0, 1e5, 1e14])
 def test_a_clipped_vector_is_never_longer_than_the_bound(norm: float) -> None:
-    _, h = contributions(Clients([norm]), mode="central", clip=2.0, noise=QUIET)
+    _, h = contributions(clients([norm]), mode="central", clip=2.0, noise=QUIET)
     assert 2.0 * (1 - 1e-4) < np.linalg.norm(h.astype(float)) <= 2.0
 
 
 def test_a_reply_that_is_not_finite_contributes_nothing_and_does_not_change_the_denominator() -> None:
     """A mean over those who answered would tell who did not."""
     for mode in ("central", "local"):
-        _, h = contributions(Clients([1.0, math.nan, 1.0, 1.0]), mode=mode, clip=2.0, noise=QUIET)
+        _, h = contributions(clients([1.0, math.nan, 1.0, 1.0]), mode=mode, clip=2.0, noise=QUIET)
         assert np.linalg.norm(h) == pytest.approx(3 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(("mode", "deviation"), [("central", 3 * 2 / 5), ("local", 3 * 2 / math.sqrt(5))])
 def test_the_noise_has_the_deviation_that_the_accountant_is_told(mode: Any, deviation: float) -> None:
     """σ C = 6 on the sum of five, or on each of five replies."""
-    for got in contributions(Clients([0.0] * 5), mode=mode, clip=2.0, noise=3.0):
+    for got in contributions(clients([0.0] * 5), mode=mode, clip=2.0, noise=3.0):
         assert got.std() == pytest.approx(deviation, rel=0.05)
         assert abs(got.mean()) < 4 * deviation / math.sqrt(got.size)
 
@@ -108,7 +90,7 @@ def test_noise_is_drawn_at_an_address(mode: Any) -> None:
     """The same for the same seed and round; another for every round, field and seed."""
 
     def rounds(seed: int) -> list[np.ndarray]:
-        fed = Federation(Clients([0.0, 0.0]), seed=seed, privacy=Privacy(mode=mode))
+        fed = Federation(clients([0.0, 0.0]), seed=seed, privacy=Privacy(mode=mode))
         replies = [fed.round(answer, y=SENT) for _ in range(2)]
         return [np.asarray(field) - offset for r in replies for field, offset in ((r.y, SENT), (r.h, 0.0))]
 
@@ -131,7 +113,7 @@ FORMS = {
 
 @pytest.mark.parametrize("why", FORMS)
 def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str) -> None:
-    engine = Clients([1.0, 1.0, 1.0])
+    engine = clients([1.0, 1.0, 1.0])
     honest = engine.replies
 
     def replies(call: Call) -> Any:
@@ -151,11 +133,11 @@ def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str
 def test_gossip_refuses_privacy_and_aggregators() -> None:
     for more in (dict(privacy=Privacy(mode="central")), dict(aggregator=Median())):
         with pytest.raises(SettingsError, match="mix: gossip has no server"):
-            Federation(Clients([0.0, 0.0]), **more).exchange("mix", np.eye(2), y=np.ones((2, 3), np.float32))
+            Federation(clients([0.0, 0.0]), **more).exchange("mix", np.eye(2), y=np.ones((2, 3), np.float32))
 
 
 def test_each_client_has_noise_of_its_own_in_local_privacy() -> None:
-    fed = Federation(Clients([0.0, 0.0]), privacy=Privacy(mode="local"))
+    fed = Federation(clients([0.0, 0.0]), privacy=Privacy(mode="local"))
     call = Call(answer, (0, "round", 0), (0, 1), arrays={"y": SENT})
     first, second = (np.asarray(chunk.reply.h[0]) for chunk in fed.engine.replies(call))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
@@ -263,7 +245,7 @@ def test_what_an_outer_iteration_uploads_is_booked_by_cohort_or_by_client(mode: 
 
 
 def test_another_cohort_is_another_sample() -> None:
-    fed = Federation(Clients([0.0] * 10), privacy=Privacy(mode="central"))
+    fed = Federation(clients([0.0] * 10), privacy=Privacy(mode="central"))
     for rounds in (1, 3):
         cohort = fed.cohort(4)
         for _ in range(rounds):
@@ -272,7 +254,7 @@ def test_another_cohort_is_another_sample() -> None:
 
 
 def test_without_privacy_nothing_is_booked_and_nothing_is_imported() -> None:
-    fed = Federation(Clients([1.0, 2.0]), privacy=Privacy(noise=3.0))
+    fed = Federation(clients([1.0, 2.0]), privacy=Privacy(noise=3.0))
     fed.round(answer, y=SENT)
     assert fed.privacy is None and fed.epsilon is None and "releases" not in fed.ledger.to_mapping()
     code = "import sys, fedbilevel.cli; sys.exit('dp_accounting' in sys.modules)"
@@ -306,14 +288,14 @@ def test_settings_that_the_noise_is_not_made_for_are_refused(sets: dict[str, Any
 
 
 def test_local_privacy_leaves_the_server_its_aggregator() -> None:
-    fed = Federation(Clients([1.0, 1.0, 900.0]), aggregator=Median(), privacy=Privacy(mode="local", noise=QUIET))
+    fed = Federation(clients([1.0, 1.0, 900.0]), aggregator=Median(), privacy=Privacy(mode="local", noise=QUIET))
     assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_missing_accountant_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(SettingsError, match=r"pip install 'fedbilevel\[privacy\]'"):
-        Federation(Clients([1.0]), privacy=Privacy(mode="central"))
+        Federation(clients([1.0]), privacy=Privacy(mode="central"))
 
 
 def test_a_private_run_records_epsilon_probes_no_client_and_resumes_bit_for_bit(tmp_path: Path) -> None:
