@@ -23,6 +23,21 @@ from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
 
 
+LONGEST = (
+    "test_flare.py",
+    "test_ray.py",
+    "test_studies.py",
+    "test_engines.py",
+    "test_run.py",
+    "test_distributed.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, so that two workers end together."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def quadratic() -> QuadraticTask:
     """Twenty strongly heterogeneous clients with exact gradients."""

@@ -99,7 +99,7 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
         leader.kill()
         assert leader.wait() and alone.is_running()
         assert local.revive() == ["localhost"] and alone not in local.members(["localhost"])
-    assert local.members(["localhost"]) == []
+    assert local.members(["localhost"]) == set()
 
 
 def test_a_job_carries_no_code(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fedbilevel.federate import LocalFederation
 from federation_kills import NAMES, Killer, federation, killed_server, same, submit
 from held_site import KINDS
 
-pytestmark = [pytest.mark.xdist_group("flare"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from fedbilevel.data import ClientData, ClientSize, DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ITERATIONS = 3
 ALGORITHM = fb.AggITD(

@@ -108,8 +108,6 @@ class LocalFederation:
 
     def __exit__(self, *_: object) -> None:
         self._end(self.processes, patience=10.0)
-        for process in self.processes.values():
-            process.wait()
         self.processes.clear()
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
@@ -154,7 +152,7 @@ class LocalFederation:
         """End the server or a site as `kill -9` does, with all that it started."""
         self._end([name], patience=0.0)
 
-    def members(self, names: Iterable[str]) -> list[psutil.Process]:
+    def members(self, names: Iterable[str]) -> set[psutil.Process]:
         """All processes of these participants.
 
         They are known by their environment: FLARE starts a job's processes in sessions of their own, and one whose
@@ -162,11 +160,11 @@ class LocalFederation:
         """
         import psutil
 
-        kits, found = {str(self.kit(name)) for name in names}, []
+        kits, found = {str(self.kit(name)) for name in names}, set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
-                if process.environ().get(_MARK) in kits:
-                    found.append(process)
+                if _environment(process).get(_MARK) in kits:
+                    found.add(process)
         return found
 
     def _end(self, names: Iterable[str], patience: float) -> None:
@@ -174,7 +172,7 @@ class LocalFederation:
 
         names, limit = list(names), time.monotonic() + patience
         asked: set[psutil.Process] = set()
-        while alive := set(self.members(names)):
+        while (alive := self.members(names)) or any(self.processes[name].poll() is None for name in names):
             late = time.monotonic() >= limit
             for process in alive if late else alive - asked:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -248,3 +246,11 @@ def _free_port() -> int:
 def _leave(number: int, _: object) -> None:
     """End as by `sys.exit`, through every `with`."""
     sys.exit(128 + number)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """Empty for a while in the middle of an `exec`, and always for a kernel's thread, which has no program."""
+    tries = 10
+    while not (found := process.environ()) and process.exe() and (tries := tries - 1):
+        time.sleep(0.005)
+    return found
