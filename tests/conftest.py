@@ -22,19 +22,11 @@ from fedbilevel.data import DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
 
-
-LONGEST = (
-    "test_flare.py",
-    "test_ray.py",
-    "test_studies.py",
-    "test_engines.py",
-    "test_run.py",
-    "test_distributed.py",
-)
+# These files take longest and come first, so that two workers end together.
+LONGEST = [f"test_{name}.py" for name in ("flare", "ray", "studies", "engines", "run", "distributed")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest first, so that two workers end together."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -89,13 +90,14 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
     local.admin_kit.mkdir(parents=True)
     start = local.kit("localhost") / "startup" / "sub_start.sh"
     start.parent.mkdir(parents=True)
-    job = "while :; do date > written; sleep 0.02; done"
-    start.write_text(f'cd {tmp_path}\nsetsid bash -c "{job}" &\nsleep 60\n')
+    job = "echo $$ > own; mv own pid; while :; do date > written; sleep 0.02; done"
+    start.write_text(f"cd {tmp_path}\nsetsid bash -c '{job}' &\nsleep 60\n")
     with local:
-        while not (tmp_path / "written").exists():
+        while not (tmp_path / "pid").exists():
             time.sleep(0.01)
+        alone = psutil.Process(int((tmp_path / "pid").read_text()))
         leader = local.processes["localhost"]
-        (alone,) = {p for p in local.members(["localhost"]) if os.getsid(p.pid) == p.pid != leader.pid}
+        assert os.getsid(alone.pid) == alone.pid != leader.pid
         leader.kill()
         assert leader.wait() and alone.is_running()
         assert local.revive() == ["localhost"] and alone not in local.members(["localhost"])
