@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +171,13 @@ def books(text: str) -> list[int]:
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Account":
             lines.append(node.lineno)
     return lines
+
+
+def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
+    late = ("dp_accounting", "matplotlib", "nvflare", "psutil", "ray", "tensorboardX", "torch")
+    script = f"import sys, fedbilevel.cli; print([m for m in {late} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_only_the_federation_counts_rounds_and_bytes() -> None:

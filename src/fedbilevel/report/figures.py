@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
+from . import canvas
 
 INK, FAINT, MARK = "#1f4e79", "#c8c8c8", "#b5482a"
 
@@ -18,7 +16,7 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
     Test accuracy where the problem has one, the norm of the true hypergradient where it is known, else the
     upper loss.
     """
-    figure = Figure(figsize=(7, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+    figure = canvas.figure(7, 4.2, w_pad=0.12, h_pad=0.08)
     axes = figure.add_subplot()
     rounds = [r["rounds"] for r in history]
     if history[-1].get("test_accuracy") is not None:
@@ -26,7 +24,7 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
         reached = next((r for r in history if r["test_accuracy"] >= 0.9), None)
         axes.axhline(0.9, color=FAINT, linewidth=1)
         axes.set(ylabel="test accuracy", ylim=(0, 1))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        canvas.percent(axes.yaxis)
         if reached is not None:
             at, late = reached["rounds"], reached["rounds"] > rounds[-1] / 2
             axes.vlines(at, 0, reached["test_accuracy"], color=MARK, linewidth=0.8, linestyle=":")

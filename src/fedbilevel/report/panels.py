@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+
+from . import canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570")
 
@@ -30,7 +32,7 @@ def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str
     count = len(panels)
     columns = min(count, 2 if count != 3 else 3)
     rows = -(-count // columns)
-    figure = Figure(figsize=(5.2 * columns + (1.5 if count == 1 else 0), 3.6 * rows + 0.6), layout="constrained")
+    figure = canvas.figure(5.2 * columns + (1.5 if count == 1 else 0), 3.6 * rows + 0.6)
     labels = list(dict.fromkeys(line.label for line in lines))
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for panel, axes in zip(panels, grid.flat, strict=False):
@@ -70,7 +72,7 @@ def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
     else:
         axes.set_xlim(left=0)
     axes.axhline(0.9, color="#c8c8c8", linewidth=0.8, zorder=0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    canvas.percent(axes.yaxis, decimals=0)
     axes.xaxis.set_major_formatter("{x:,.0f}" if x == "rounds" else "{x:g}")
     axes.yaxis.set_tick_params(labelleft=True)
     axes.grid(axis="y", color="#eeeeee")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-
+from . import canvas
 from .panels import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MARKERS = "osD^vP"
 
@@ -31,7 +32,7 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
     Labels share their places, so those of a place stand side by side: lines that end equal stay apart.
     """
     labels = list(dict.fromkeys(line.label for line in lines))
-    figure = Figure(figsize=(5.0 * len(panels) + 1.7, 4.3), layout="constrained")
+    figure = canvas.figure(5.0 * len(panels) + 1.7, 4.3)
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for panel, (name, axes) in enumerate(zip(panels, grid, strict=True)):
         axes.set_title(name, loc="left", fontsize=10.5)
@@ -72,8 +73,8 @@ def _finish(axes: Axes, places: Sequence[float], x: str) -> None:
         axes.xaxis.set_major_formatter("{x:,g}")
     else:
         axes.set_xticks(sorted(set(places)))
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        canvas.percent(axes.xaxis, decimals=0)
+    canvas.percent(axes.yaxis, decimals=0)
     axes.yaxis.set_tick_params(labelleft=True)
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-
+from ..report import canvas
 from ..report.figures import INK, MARK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GREY, GREEN, SAND, VIOLET = "#8a8a8a", "#3b7d4f", "#c08a2b", "#6d4c91"
 TERMS = {  # the terms of Proposition 1 that are not zero when ρ = 0
@@ -144,7 +145,7 @@ def draw_orders(data: dict[str, Any], stem: Path) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+    return canvas.figure(width, height, w_pad=0.1, h_pad=0.08)
 
 
 def _plain(axes: Axes) -> None:
