@@ -2,8 +2,8 @@
 
     python benchmarks/federation_kills.py
 
-Three sites on this machine, 20 outer iterations of FBO-AggITD: a run without a kill, one in which a site is killed
-in each kind of round in turn, and one whose server is killed and which is resumed. The seconds lost go from the
+Three sites on this machine, 20 outer iterations of FBO-AggITD: a run without a kill, and one in which a site is
+killed in each kind of round in turn and then the server, after which it is resumed. The seconds lost go from a
 kill until the site begins the same round again.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,13 @@ def audited(local: LocalFederation) -> list[dict[str, Any]]:
 
 
 class Killer(threading.Thread):
-    """Kills the victim once in each of these kinds of round; `lost` has the seconds until it was there again."""
+    """Kills the victim once in each kind of round, then the server; what was killed is in `killed`."""
 
-    def __init__(self, local: LocalFederation, kinds: Sequence[str] = KINDS) -> None:
+    def __init__(self, local: LocalFederation) -> None:
         super().__init__(daemon=True)
-        self._local, self._kinds, self._place = local, kinds, local.site_file(VICTIM).parent
+        self._local, self._place = local, local.site_file(VICTIM).parent
         self._over = threading.Event()
-        self.lost: dict[str, float] = {}
-        self.rounds: dict[str, int] = {}
+        self.killed: dict[str, tuple[int, float]] = {}  # in which round, and when
 
     def __enter__(self) -> Killer:
         self.start()
@@ -86,52 +85,45 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         held = self._place / "held"
-        for kind in self._kinds:
+        for kind in KINDS:
             (self._place / "hold").write_text(kind)
-            while not held.exists():
-                if self._over.wait(0.01):
-                    return
+            if not self._until(held.exists):
+                return
             caught = json.loads(held.read_text())
             held.unlink()
             os.kill(caught["pid"], signal.SIGKILL)
-            killed = time.time()
-            back: list[float] = []
-            while not back:
-                if self._over.wait(0.1):
-                    return
-                again = (asked for asked in audited(self._local) if asked["round"] == caught["round"])
-                back = [asked["time"] for asked in again if asked["time"] > killed]
-            self.rounds[kind], self.lost[kind] = caught["round"][1], back[0] - killed
+            self.killed[kind] = caught["round"][1], time.time()
+            if not self._until(lambda kind=kind: self.lost(kind) is not None):  # type: ignore[misc]
+                return
+        last = audited(self._local)[-1]["round"][1]
+        if self._until(lambda: audited(self._local)[-1]["round"][1] > last + 5):  # an iteration later
+            self._local.kill(SERVER)
+            self.killed["server"] = audited(self._local)[-1]["round"][1], time.time()
+
+    def _until(self, happened: Callable[[], bool]) -> bool:
+        while not happened():
+            if self._over.wait(0.02):
+                return False
+        return True
+
+    def lost(self, what: str) -> float | None:
+        """The seconds from a kill until the victim began the same round again; None as long as it did not."""
+        number, killed = self.killed[what]
+        again = (a["time"] for a in audited(self._local) if a["round"] == ["round", number] and a["time"] > killed)
+        return next((time - killed for time in again), None)
 
 
-def killed_server(local: LocalFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, float]:
-    """A run whose server is killed, resumed when it is back; and the seconds until it was where it had been."""
-    killed: list[float] = []
-
-    def kill() -> None:
-        while len(_history(out)) < 4:
-            time.sleep(0.02)
-        local.kill(SERVER)
-        killed.extend((time.time(), audited(local)[-1]["round"][1]))
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    try:
-        submit(local, out, settings, restarts=0, patience=10.0, between=lambda: None)
-    except FedBilevelError as error:
-        assert "--resume" in str(error), error
-    else:
-        raise AssertionError("the run ended although its server was killed")
-    thread.join()
+def killed_run(local: LocalFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, Killer]:
+    """A run with all the kills: one command as long as sites are killed, and a second one after the server was."""
+    with Killer(local) as killer:
+        try:
+            submit(local, out, settings, restarts=len(KINDS), patience=10.0, between=lambda: None)
+        except FedBilevelError as error:
+            assert "--resume" in str(error), error
+        else:
+            raise AssertionError("the run ended although its server was killed")
     local.revive()
-    result = submit(local, out, settings, resume=True)
-    there = [a["time"] for a in audited(local) if a["time"] > killed[0] and a["round"] == ["round", killed[1]]]
-    return result, there[0] - killed[0]
-
-
-def _history(out: Path) -> list[str]:
-    file = out / "history.jsonl"
-    return file.read_text().splitlines() if file.exists() else []
+    return submit(local, out, settings, resume=True), killer
 
 
 def same(one: fb.Result, other: fb.Result) -> bool:
@@ -141,18 +133,15 @@ def same(one: fb.Result, other: fb.Result) -> bool:
 
 
 def main() -> None:
-    words = {True: "the same bits", False: "DIFFERS"}
     with tempfile.TemporaryDirectory() as place, federation(Path(place) / "federation") as local:
-        out = Path(place)
-        whole = submit(local, out / "whole", SETTINGS)
-        with Killer(local) as killer:
-            killed = submit(local, out / "killed", SETTINGS, restarts=8)
-        print("| killed | in round | seconds lost | result |\n|---|---|---|---|")
-        for kind in KINDS:
-            lost, outcome = killer.lost[kind], words[same(killed, whole)]
-            print(f"| site, {kind} | {killer.rounds[kind]} | {lost:.1f} | {outcome} |")
-        server, lost = killed_server(local, out / "server", SETTINGS)
-        print(f"| server, then --resume | | {lost:.1f} | {words[same(server, whole)]} |")
+        whole = submit(local, Path(place) / "whole", SETTINGS)
+        result, killer = killed_run(local, Path(place) / "killed", SETTINGS)
+        print("| killed | in round | seconds lost |\n|---|---|---|")
+        for what, (number, _) in killer.killed.items():
+            print(f"| {what} | {number} | {killer.lost(what):.1f} |")
+        print(
+            "The same bits as without a kill." if same(result, whole) else "DIFFERS from the run without a kill."
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import fedbilevel as fb
 import rogue_site
 from engine_equality import IN_PROCESS, ITERATIONS, SETTINGS, books, compare, differences, wire
 from fedbilevel.federate import LocalFederation
-from federation_kills import NAMES, Killer, federation, killed_server, same, submit
+from federation_kills import NAMES, Killer, federation, killed_run, same, submit
 from held_site import KINDS
 
 pytestmark = pytest.mark.slow
@@ -127,26 +127,29 @@ def listeners(pids: set[int]) -> set[str]:
 # ------------------------------------------------------------------------------------------------ something dies
 
 
-def test_a_site_killed_in_each_kind_of_round_changes_no_bit_of_the_result(
-    local: LocalFederation, uninterrupted: fb.Result, tmp_path: Path
-) -> None:
-    with Killer(local) as killer:
-        result = submit(local, tmp_path / "killed", SETTINGS, restarts=8)
-    *failed, last = jobs(result.folder)
-    assert list(killer.lost) == list(KINDS) and last["finished"]
-    for kind, job in zip(KINDS, failed, strict=True):
-        assert f"round {killer.rounds[kind]}: 2 valid replies of 3, 3 needed; client 1: site-2" in job["reason"]
-    assert same(result, uninterrupted)
-    assert timeless(result.history) == timeless(uninterrupted.history)
+@pytest.fixture(scope="module")
+def killed(local: LocalFederation, tmp_path_factory: pytest.TempPathFactory) -> tuple[fb.Result, Killer]:
+    return killed_run(local, tmp_path_factory.mktemp("killed") / "run", SETTINGS)
 
 
-def test_after_the_server_was_killed_the_run_is_resumed(
-    local: LocalFederation, uninterrupted: fb.Result, tmp_path: Path
+def test_a_site_killed_in_each_kind_of_round_is_followed_by_a_job_that_goes_on(
+    killed: tuple[fb.Result, Killer],
 ) -> None:
-    result, _ = killed_server(local, tmp_path / "server", SETTINGS)
-    dead, _ = jobs(result.folder)
-    assert "server out of reach" in dead["reason"]
-    assert same(result, uninterrupted)
+    result, killer = killed
+    assert list(killer.killed) == [*KINDS, "server"]
+    for kind, job in zip(KINDS, jobs(result.folder), strict=False):
+        assert f"round {killer.killed[kind][0]}: 2 valid replies of 3, 3 needed; client 1: site-2" in job["reason"]
+
+
+def test_a_run_whose_server_was_killed_is_resumed(killed: tuple[fb.Result, Killer]) -> None:
+    *_, dead, last = jobs(killed[0].folder)
+    assert "server out of reach" in dead["reason"] and last["finished"]
+    assert last["from_iteration"] >= dead["from_iteration"] > 0
+
+
+def test_kills_change_no_bit_of_the_result(killed: tuple[fb.Result, Killer], uninterrupted: fb.Result) -> None:
+    result, _ = killed
+    assert len(jobs(result.folder)) == len(KINDS) + 2 and same(result, uninterrupted)
     assert timeless(result.history) == timeless(uninterrupted.history)
 
 
