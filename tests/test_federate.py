@@ -67,8 +67,7 @@ def test_a_wrong_command_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert "federation.min_replies = 4 is wrong" in refused(
         *out, "--simulate-sites", "3", "--set", "federation.min_replies=4"
     )
-    for wrong in ("privacy.mode=local", "attack.kind=sign-flip"):
-        assert f"{wrong.partition('=')[0]} = " in refused(*out, "--simulate-sites", "3", "--set", wrong)
+    assert "attack.kind = " in refused(*out, "--simulate-sites", "3", "--set", "attack.kind=sign-flip")
     assert not (tmp_path / "run").exists()
 
 

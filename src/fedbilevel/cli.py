@@ -117,6 +117,9 @@ def site_command(
         _say(
             f"{made.data.lower.rows} lower and {made.data.upper.rows} upper rows; {p} parameters of x and {q} of y"
         )
+        if made.privacy is not None:
+            limit = "no limit" if made.privacy.limit is None else f"epsilon at most {made.privacy.limit:g}"
+            _say(f"what leaves the site is clipped and has noise {made.privacy.noise:g}; {limit}")
     if kit is not None:
         join(site, kit)
 

@@ -87,7 +87,8 @@ class Federation:
             privacy.check(weighting, aggregator)
             accounting()
             self.privacy, self._policies = privacy, self._policies.under_privacy()
-            self.engine = NoisyReplies(engine, privacy) if privacy.mode == "local" else engine
+            if privacy.mode == "local" and not getattr(engine, "noisy", False):  # else clients add their own
+                self.engine = NoisyReplies(engine, privacy)
         self.ledger = Ledger() if ledger is None else ledger
         self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
         self._min_replies, self._weighting, self._aggregator = min_replies, weighting, aggregator

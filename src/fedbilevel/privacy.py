@@ -22,7 +22,7 @@ local privacy is charged every upload of the client that sent the most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -178,15 +178,14 @@ class NoisySum:
         return self._empty._replace(**{name: self._noised(name, total) for name, total in self._sums.items()})
 
     def _noised(self, name: str, total: Array) -> Array:
-        noise = _noise(self._privacy, self._call, name, total.shape)
+        noise = _noise(self._privacy, name, _generator(self._call, name), total.shape)
         return (total + noise) / np.float32(len(self._call.clients)) + self._before.get(name, 0.0)
 
 
 class NoisyReplies:
     """An engine whose clients clip their contributions and add noise to them before they leave: local privacy.
 
-    A contribution that is not finite is replaced by zero, as its absence would tell something of the data. A reply
-    that does not have the form of one is left as it is: the federation rejects it, whatever it says.
+    Probes are answered as they are: a private run has none.
     """
 
     def __init__(self, engine: Engine, privacy: Privacy) -> None:
@@ -194,26 +193,39 @@ class NoisyReplies:
         self._engine, self._privacy = engine, privacy
 
     def replies(self, call: Call) -> Iterator[Replies]:
-        if call.address[1] != "round":
-            yield from self._engine.replies(call)
-            return
-        before = _on_host(call.before)
         for chunk in self._engine.replies(call):
-            if not _has_form(call, chunk, before):
-                yield chunk
-                continue
-            sent = {
-                name: self._sent(call, name, chunk.clients, getattr(chunk.reply, name), before.get(name, 0.0))
-                for name in present(chunk.reply)
-            }
-            yield chunk._replace(reply=chunk.reply._replace(**sent))
+            made = noisy(chunk, call, self._privacy) if call.address[1] == "round" else None
+            yield chunk if made is None else made
 
     def close(self) -> None:
         self._engine.close()
 
-    def _sent(self, call: Call, name: str, clients: tuple[int, ...], rows: Array, before: Any) -> Array:
-        noise = [_noise(self._privacy, call, name, rows.shape[1:], client) for client in clients]
-        return _clipped(rows, before, self._privacy.bound(name)) + np.stack(noise) + before
+
+def seeded(call: Call, name: str, clients: tuple[int, ...], rows: Array) -> list[np.random.Generator]:
+    """The generators of a simulation's clients, from the seed of the run."""
+    return [_generator(call, name, client) for client in clients]
+
+
+Source = Callable[[Call, str, tuple[int, ...], Array], list[np.random.Generator]]
+
+
+def noisy(chunk: Replies, call: Call, privacy: Privacy, source: Source = seeded) -> Replies | None:
+    """Replies as they may leave their clients: contributions are clipped and get noise.
+
+    A contribution that is not finite is replaced by zero, as its absence would tell something of the data. Replies
+    that do not have the form of one are None: without privacy the federation rejects them, whatever they say.
+    `source` has the generators of a field's noise, one for each client, for contributions that are clipped.
+    """
+    before = _on_host(call.before)
+    if not _has_form(call, chunk, before):
+        return None
+    sent = {}
+    for name in present(chunk.reply):
+        own = before.get(name, 0.0)
+        rows = _clipped(getattr(chunk.reply, name), own, privacy.bound(name))
+        noise = [_noise(privacy, name, g, rows.shape[1:]) for g in source(call, name, chunk.clients, rows)]
+        sent[name] = rows + np.stack(noise) + own
+    return chunk._replace(reply=chunk.reply._replace(**sent))
 
 
 def _on_host(vectors: Mapping[str, Array]) -> dict[str, np.ndarray]:
@@ -248,10 +260,14 @@ def _clipped_sum(rows: Array, before: Array | float, valid: Array, bound: float)
     return jnp.tensordot(valid.astype(jnp.float32), _clipped(rows, before, bound), axes=1)
 
 
-def _noise(privacy: Privacy, call: Call, name: str, shape: tuple[int, ...], *client: int) -> np.ndarray:
-    """σ C ξ, drawn at (seed, "privacy", round, field), and the client if it is the client's."""
+def _generator(call: Call, name: str, *client: int) -> np.random.Generator:
+    """At (seed, "privacy", round, field), and the client if it is the client's."""
     seed, _, place = call.address
-    generator = rng.generator(int(seed), "privacy", place, name, *client)
+    return rng.generator(int(seed), "privacy", place, name, *client)
+
+
+def _noise(privacy: Privacy, name: str, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """σ C ξ"""
     return np.float32(privacy.multiplier * privacy.bound(name)) * generator.standard_normal(shape, np.float32)
 
 

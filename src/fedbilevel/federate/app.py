@@ -47,8 +47,7 @@ class SiteApp:
         keep_memory()
         cache_programs()  # a site that was killed is back the sooner
         try:
-            made = load_site(Path(os.environ[SITE_FILE]))
-            self._site = Site(made.problem, made.data, modules=made.modules, audit=made.audit)
+            self._site = load_site(Path(os.environ[SITE_FILE])).site()
         except KeyError:
             self._trouble = "the site was not started by `fedbilevel site`"
         except Exception as error:
@@ -90,7 +89,8 @@ class ServerApp:
 
         def build(task: Task) -> Flare:
             limit = min(order["timeout"], spec.federation.deadline or order["timeout"])
-            self._engine = Flare(task.problem, order["sites"], deliver, timeout=limit)
+            noise = spec.privacy.multiplier if spec.privacy.mode == "local" else None
+            self._engine = Flare(task.problem, order["sites"], deliver, timeout=limit, noise=noise)
             return self._engine
 
         def watch(progress: Progress) -> None:

@@ -27,6 +27,7 @@ from ..errors import FedBilevelError, SettingsError
 from ..problems import HyperRepresentation
 from ..settings import to_mapping
 from ..spec import Spec
+from .ownnoise import SitePrivacy
 from .sitefile import write_rows
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
         write_rows(place / "rows.npz", task.clients.load(client))
         files[name] = place / "site.toml"
         content = {"audit": "audit.jsonl", "data": {"npz": "rows.npz"}, "problem": problem}
+        if spec.privacy.mode == "local":
+            asked = spec.privacy
+            own = SitePrivacy(noise=asked.multiplier, clip=asked.clip or 1.0, delta=asked.at_delta)
+            content["privacy"] = to_mapping(own)
         files[name].write_text(tomli_w.dumps(content))
     return files
 

@@ -10,6 +10,9 @@
     name = "hyper-representation"            the spec's settings, and shape = [28, 28, 1], classes = 10
     python = "my_problem:make"               a function that returns a Problem; further keys are its arguments
 
+    [privacy]                                optional: clip what leaves the site, and add noise to it
+    noise = 1.0                              see ownnoise.py
+
     steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
     audit = "audit.jsonl"                    write down what the server asks, a line a request (left out: nowhere)
 
@@ -31,22 +34,34 @@ import jax
 import numpy as np
 
 from ..data import ClientData, Part, clients_from
+from ..engines.flare import Site
 from ..errors import SettingsError, UnknownName
 from ..problem import Problem
 from ..problems import PROBLEMS, entry_point
 from ..settings import from_mapping
+from .ownnoise import OwnNoise, SitePrivacy
 
 PARTS = ("lower", "upper")
+KEYS = ("data", "problem", "privacy", "steps", "audit")
 
 
 @dataclass(frozen=True)
 class LoadedSite:
-    """What a site brings: its problem, its rows, the modules whose steps it runs, and where it keeps account."""
+    """What a site brings: its problem and rows, whose steps it runs, where it keeps account, and its privacy."""
 
     problem: Problem
     data: ClientData
     modules: tuple[str, ...]
     audit: Path | None
+    privacy: SitePrivacy | None
+    folder: Path
+
+    def site(self) -> Site:
+        """The site, ready to answer."""
+        own, more = self.privacy, dict[str, Any]()
+        if own is not None:
+            more = {"noise": own.noise, "wrap": lambda engine: OwnNoise(engine, own, self.folder)}
+        return Site(self.problem, self.data, modules=self.modules, audit=self.audit, **more)
 
 
 def load_site(path: Path) -> LoadedSite:
@@ -58,15 +73,16 @@ def load_site(path: Path) -> LoadedSite:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"site {path} is not TOML: {error}") from None
     for key in raw:
-        if key not in ("data", "problem", "steps", "audit"):
-            raise SettingsError(f"{key} is not a setting of a site; use steps, audit, [data] and [problem]")
-    for section in ("data", "problem"):
+        if key not in KEYS:
+            raise SettingsError(f"{key} is not a setting of a site; use {', '.join(KEYS)}")
+    for section in ("data", "problem", *(["privacy"] if "privacy" in raw else [])):
         if not isinstance(raw.get(section), dict):
             raise SettingsError(f"site {path} has no [{section}]")
     folder = path.resolve().parent
     problem, data = _problem(raw["problem"], folder), _data(raw["data"], folder)
     audit = folder / str(raw["audit"]) if "audit" in raw else None
-    return LoadedSite(problem, data, tuple(str(m) for m in raw.get("steps", [])), audit)
+    privacy = from_mapping(SitePrivacy, raw["privacy"], "privacy") if "privacy" in raw else None
+    return LoadedSite(problem, data, tuple(str(m) for m in raw.get("steps", [])), audit, privacy, folder)
 
 
 def write_rows(path: Path, data: ClientData) -> None:

@@ -55,10 +55,20 @@ class Flare:
     sites    the names of all registered sites; client i of the federation is site i, whether it is up or not
     send     what carries the bytes
     timeout  seconds that a site has for a step
+    noise    the multiplier of local privacy, which every site has to add itself, if there is any
     """
 
-    def __init__(self, problem: Problem, sites: Sequence[str], send: Transport, *, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        sites: Sequence[str],
+        send: Transport,
+        *,
+        timeout: float = 600.0,
+        noise: float | None = None,
+    ) -> None:
         self.problem, self.sites = problem, tuple(sites)
+        self.noisy, self._noise = noise is not None, noise
         self._send, self._timeout = send, timeout
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # who could not be reached in the last call, and why
@@ -69,7 +79,7 @@ class Flare:
     def _greet(self) -> list[ClientSize | None]:
         """Begin a session with every site that is up; those whose problem is another are refused."""
         sizes = [self.problem.size_x, self.problem.size_y]
-        header = {"kind": "hello", "round": 0, "session": self._session, "sizes": sizes}
+        header = {"kind": "hello", "round": 0, "session": self._session, "sizes": sizes, "noise": self._noise}
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
         self.refused = dict(delivery.failures)
         found: dict[str, ClientSize] = {}

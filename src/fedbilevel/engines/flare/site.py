@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...data.clients import ClientData, ClientSize
 from ...errors import FedBilevelError
 from ...problem import Problem
 from ...steps import PerClient, Step, find_step
-from ..base import Call, Held
+from ..base import Call, Engine, Held
 from ..loop import Loop
 from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
 
@@ -49,6 +49,8 @@ class Site:
     modules   where steps may come from, beside this library
     limit     the largest request, in bytes
     audit     a file that gets a line for each step asked for, before it is run
+    noise     the multiplier of the noise that `wrap` adds, if it adds any
+    wrap      what stands between the site's engine and the server
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Site:
         modules: Sequence[str] = (),
         limit: int = LIMIT,
         audit: Path | None = None,
+        noise: float | None = None,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
     ) -> None:
-        self._audit = audit
+        self._audit, self._noise = audit, noise
         self._problem, self._size, self._limit = problem, ClientSize(data.lower.rows, data.upper.rows), limit
         self._modules = ("fedbilevel", *modules)
-        self._loop = Loop(problem, OwnData(jax.tree.map(np.asarray, data)))
+        self._engine = wrap(Loop(problem, OwnData(jax.tree.map(np.asarray, data))))
         self._lock = threading.Lock()  # a call that timed out may still run when the next one comes
         self._session: str | None = None
         self._shelf: dict[str, tuple[int, np.ndarray]] = {}
@@ -103,6 +107,12 @@ class Site:
                 f"the site's problem has {ours} parameters of x and y, the server's has {theirs}; "
                 "make the site's [problem] that of the spec"
             )
+        asked = message.header.get("noise")
+        if asked is not None and (self._noise is None or not self._noise >= asked):
+            raise Malformed(
+                f"the run promises local privacy with noise {asked}, this site adds {self._noise or 'none'}; "
+                "set it in [privacy] of the site's TOML, or leave privacy.mode out"
+            )
         self._session, self._shelf, self._last = message.get("session", str), {}, (number, b"")
         return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
 
@@ -122,7 +132,7 @@ class Site:
             asked |= {"step": call.step.name, "down": list(message.vectors)}
             with self._audit.open("a") as stream:
                 stream.write(json.dumps(asked) + "\n")
-        (replies,) = self._loop.replies(call)
+        (replies,) = self._engine.replies(call)
         fields = {name: value for name, value in replies.reply._asdict().items() if value is not None}
         vectors = {name: np.asarray(value)[0] for name, value in fields.items()}
         return pack({"kind": "reply", "round": number, "step": call.step.address}, vectors)

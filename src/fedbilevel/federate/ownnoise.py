@@ -1,0 +1,135 @@
+"""A site's own privacy: what leaves it is clipped and has noise, whatever the server is or asks.
+
+    [privacy]                                in the site's TOML
+    noise = 1.0                              multiplier σ: the noise has deviation σ C
+    clip = 1.0                               bound C, or one for each field: { q = 2.0, y = 0.03, ... }
+    limit = 8.0                              refuse what would take epsilon beyond it (left out: no limit)
+    delta = 1e-5
+
+The noise of an upload is drawn from the site's secret (`privacy.key`, made when it is missing), the request and
+the clipped contribution. The same request is so answered with the same bits, also after a crash, which tells
+nothing new; where anything differs, the noise is another one. All uploads are counted in `privacy.json`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from jax import Array
+from pydantic import Field
+
+from ..aggregate import present
+from ..engines.base import Call, Engine, Replies
+from ..engines.flare.wire import descriptor_to_json
+from ..errors import SettingsError, StepError
+from ..privacy import Privacy, accounting, noisy
+from ..settings import Positive, about, settings
+
+KEY, SPENT = "privacy.key", "privacy.json"
+RECENT = 100  # replies that are known again; more than an outer iteration has
+
+
+@settings
+class SitePrivacy:
+    """The section [privacy] of a site's TOML."""
+
+    noise: Annotated[Positive, about("noise multiplier σ: the noise has deviation σ C")]
+    clip: Annotated[Positive | dict[str, Positive], about("bound C on the norm of a contribution")] = 1.0
+    delta: Annotated[Annotated[float, Field(gt=0, lt=1)], about("δ, at which epsilon is given")] = 1e-5
+    limit: Annotated[Positive | None, about("epsilon beyond which the site uploads nothing")] = None
+
+
+class OwnNoise:
+    """An engine of one client, with privacy that is kept in a folder."""
+
+    def __init__(self, engine: Engine, privacy: SitePrivacy, folder: Path) -> None:
+        self.problem, self.clients = engine.problem, engine.clients
+        self._engine, self._limit, self._folder = engine, privacy.limit, folder
+        self._privacy = Privacy(mode="local", clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
+        if self._limit is not None:
+            accounting()
+        self._secret = _secret(folder / KEY)
+        _read(folder / SPENT)
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        if call.address[1] != "round":
+            raise StepError(f"{call.step.name}: this site has [privacy] and answers no probe")
+        request = self._digest(call)
+
+        def source(call: Call, name: str, clients: tuple[int, ...], rows: Array) -> list[np.random.Generator]:
+            key = hmac.digest(request, name.encode() + np.asarray(rows).tobytes(), "sha256")
+            return [np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(key))))]
+
+        for chunk in self._engine.replies(call):
+            made = noisy(chunk, call, self._privacy, source)
+            if made is None:
+                raise StepError(f"{call.step.name}: its reply has no form to which noise could be added")
+            released = {name: np.asarray(getattr(made.reply, name)).tobytes() for name in present(made.reply)}
+            self._book(hmac.digest(request, b"".join(released.values()), "sha256").hex(), len(released))
+            yield made
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _digest(self, call: Call) -> bytes:
+        """Of the site's secret and all that a reply depends on, but for the data."""
+        samples = {name: descriptor_to_json(d) for name, d in call.samples.items()}
+        asked = [call.step.address, call.address, call.clients, sorted(call.constants.items()), samples]
+        digest = hmac.new(self._secret, json.dumps(asked).encode(), hashlib.sha256)
+        own = {name: each.values[call.clients[0]] for name, each in call.own.items()}
+        for given in (call.vectors, call.arrays, own):
+            for name, vector in sorted(given.items()):
+                digest.update(f"{name} {np.shape(vector)}".encode())
+                digest.update(np.asarray(vector).tobytes())
+        return digest.digest()
+
+    def _book(self, released: str, uploads: int) -> None:
+        """Count uploads before they leave; what is sent again bit for bit, as after a crash, only once."""
+        with (self._folder / KEY).open() as lock:  # a site may take part in two runs at a time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            spent = _read(self._folder / SPENT)
+            if released in spent["recent"]:
+                return
+            total = spent["uploads"] + uploads
+            epsilon = 0.0 if self._limit is None else self._privacy.epsilon({"": total}, 1)
+            if self._limit is not None and epsilon > self._limit:
+                raise StepError(
+                    f"this site uploads no more: epsilon would be {epsilon:.3g}, its limit is {self._limit:g}"
+                )
+            new = self._folder / f"{SPENT}.new"
+            new.write_text(json.dumps({"uploads": total, "recent": [*spent["recent"][1 - RECENT :], released]}))
+            new.replace(self._folder / SPENT)
+
+
+def _secret(file: Path) -> bytes:
+    """The secret in a file that only its owner can read; a new one where there is none."""
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(secrets.token_hex(32))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be made for [privacy]: {error.strerror}") from None
+    secret = file.read_text().strip()
+    if len(secret) < 32:
+        raise SettingsError(f"{file} is no secret; delete it, and a new one is made")
+    return secret.encode()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {"uploads": 0, "recent": []}
+    try:
+        spent = json.loads(file.read_text())
+        return {"uploads": int(spent["uploads"]), "recent": [str(digest) for digest in spent["recent"]]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SettingsError(f"{file} is damaged: it counts what was uploaded; restore it") from None

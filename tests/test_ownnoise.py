@@ -1,0 +1,186 @@
+"""Privacy of a site's own: noise from a secret that the server does not have, and a limit that it cannot move."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms.local import Lower, LowerGradient, lower_gradient, lower_steps
+from fedbilevel.data import ClientData, Part
+from fedbilevel.engines.base import Call, Held
+from fedbilevel.engines.flare import Flare, Site
+from fedbilevel.engines.flare.server import Delivery
+from fedbilevel.federate import load_site
+from fedbilevel.federate.ownnoise import KEY, SPENT, OwnNoise, SitePrivacy
+from fedbilevel.federate.sitefile import write_rows
+from fedbilevel.problems import QuadraticTask
+
+SIGMA, CLIP = 3.0, 0.5
+QUIET = 1e-9
+X, Y = np.ones(10, np.float32), np.ones(8, np.float32)
+
+
+def call(place: int = 0, y: np.ndarray = Y, kind: str = "round", step: Any = lower_gradient) -> Call:
+    held = {name: Held(0, jnp.asarray(value), ()) for name, value in (("x", X), ("y", y))}
+    return Call(step, (3, kind, place), (0,), held=held, samples={"zeta": fb.Sample("lower")})
+
+
+def engine(task: QuadraticTask, folder: Path, client: int = 0, **settings: Any) -> OwnNoise:
+    loop = fb.Loop(task.problem, fb.ListedClients([task.clients.data[client]]))
+    folder.mkdir(exist_ok=True)
+    return OwnNoise(loop, SitePrivacy(**{"noise": SIGMA, "clip": CLIP} | settings), folder)
+
+
+def sent(own: OwnNoise, call: Call) -> np.ndarray:
+    (replies,) = own.replies(call)
+    assert isinstance(replies.reply, LowerGradient)
+    return np.asarray(replies.reply.q)[0]
+
+
+def test_a_contribution_is_clipped_and_gets_noise_of_the_deviation_that_is_charged(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    quiet = sent(engine(quadratic, tmp_path / "quiet", noise=QUIET), call())
+    assert np.linalg.norm(quiet) == pytest.approx(CLIP, rel=1e-3), "the gradient is longer than the bound"
+    own = engine(quadratic, tmp_path / "noisy")
+    noise = np.concatenate([sent(own, call(place)) - quiet for place in range(300)])
+    assert noise.std() == pytest.approx(SIGMA * CLIP, rel=0.05)
+    assert abs(noise.mean()) < 4 * SIGMA * CLIP / np.sqrt(noise.size)
+
+
+def test_the_next_value_of_a_vector_is_clipped_by_its_difference(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    asked = dataclasses.replace(
+        call(step=lower_steps),
+        arrays={"q": Y, "beta": np.float32(0.1)},
+        constants={"shared": False},
+        samples={"zeta": fb.Samples("lower", 3, 2)},
+    )
+    (replies,) = engine(quadratic, tmp_path, noise=QUIET, clip={"y": 1e-3}).replies(asked)
+    assert isinstance(replies.reply, Lower)
+    assert np.linalg.norm(np.asarray(replies.reply.y)[0] - Y) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_the_same_request_gets_the_same_bits_also_after_a_crash_and_is_counted_once(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    first = engine(quadratic, tmp_path)
+    answers = [sent(first, call(place)).tolist() for place in range(3)]
+    again = engine(quadratic, tmp_path)
+    assert [sent(again, call(place)).tolist() for place in range(3)] == answers
+    assert json.loads((tmp_path / SPENT).read_text())["uploads"] == 3
+    assert stat.S_IMODE((tmp_path / KEY).stat().st_mode) == 0o600
+
+
+def test_where_anything_differs_the_noise_is_another_one(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    """Equal noise under different contributions would let their difference be seen."""
+    quiet, own = engine(quadratic, tmp_path / "quiet", noise=QUIET), engine(quadratic, tmp_path / "a")
+    other_data, other_quiet = (
+        engine(quadratic, tmp_path / f, 1, noise=n) for f, n in (("a", SIGMA), ("q", QUIET))
+    )
+    other_secret = engine(quadratic, tmp_path / "b")
+    nearly = Y.copy()
+    nearly[0] = np.nextafter(nearly[0], 2, dtype=np.float32)
+    noises = [
+        sent(own, call()) - sent(quiet, call()),
+        sent(own, call(1)) - sent(quiet, call(1)),
+        sent(own, call(y=nearly)) - sent(quiet, call(y=nearly)),
+        sent(other_data, call()) - sent(other_quiet, call()),
+        sent(other_secret, call()) - sent(quiet, call()),
+    ]
+    for i, one in enumerate(noises):
+        assert all(np.abs(one - other).min() > 1e-4 for other in noises[:i])
+    assert json.loads((tmp_path / "a" / SPENT).read_text())["uploads"] == 4, "both runs of a site are counted"
+
+
+def test_probes_are_not_answered(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    with pytest.raises(fb.StepError, match="this site has \\[privacy\\] and answers no probe"):
+        sent(engine(quadratic, tmp_path), call(kind="probe"))
+
+
+def test_beyond_its_limit_a_site_uploads_nothing(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    bound = fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 2}, 1)
+    own = engine(quadratic, tmp_path, limit=bound)
+    kept = [sent(own, call(place)).tolist() for place in range(2)]
+    for attempt in (own, engine(quadratic, tmp_path, limit=bound)):
+        with pytest.raises(fb.StepError, match=r"this site uploads no more: epsilon would be .*, its limit is"):
+            sent(attempt, call(2))
+    assert sent(own, call(1)).tolist() == kept[1], "what has left may leave again"
+
+
+@pytest.mark.parametrize(("file", "content"), [(KEY, "short"), (SPENT, "{"), (SPENT, '{"uploads": "many"}')])
+def test_damaged_files_are_named(quadratic: QuadraticTask, tmp_path: Path, file: str, content: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(fb.SettingsError, match=file):
+        engine(quadratic, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ in a federation
+
+
+def federation(
+    task: QuadraticTask, folder: Path, noises: list[float | None], asked: float | None
+) -> fb.Federation:
+    """Sites in this process, with noise of their own; the run has local privacy if `asked`."""
+    sites = {}
+    for i, noise in enumerate(noises):
+        own = folder / str(i)
+        own.mkdir(parents=True)
+        privacy = None if noise is None else SitePrivacy(noise=noise, clip=CLIP)
+        wrap = (lambda e, p=privacy, f=own: OwnNoise(e, p, f)) if privacy else (lambda e: e)
+        sites[str(i)] = Site(task.problem, task.clients.data[i], noise=noise, wrap=wrap)
+
+    def deliver(requests: Any, timeout: float, /) -> Delivery:
+        return Delivery({name: sites[name].answer(request) for name, request in requests.items()}, {})
+
+    privacy = fb.Privacy(mode="local", noise=asked, clip=CLIP) if asked else None
+    return fb.Federation(Flare(task.problem, list(sites), deliver, noise=asked), seed=3, privacy=privacy)
+
+
+def ask(fed: fb.Federation) -> np.ndarray:
+    fed.hold(x=jnp.asarray(X), y=jnp.asarray(Y))
+    return np.asarray(fed.round(lower_gradient, zeta=fb.Sample("lower")).q)
+
+
+def test_the_server_adds_no_noise_of_its_own_and_books_epsilon(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    quiet = ask(federation(quadratic, tmp_path / "quiet", [QUIET] * 3, None))
+    fed = federation(quadratic, tmp_path / "noisy", [SIGMA] * 3, SIGMA)
+    noise = np.concatenate([ask(fed) - quiet for _ in range(200)])
+    assert noise.std() == pytest.approx(SIGMA * CLIP / np.sqrt(3), rel=0.08)
+    assert fed.ledger.releases == {"0": 200, "1": 200, "2": 200}
+    assert fed.epsilon == fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 200}, 3)
+
+
+def test_a_site_that_adds_less_than_the_run_promises_takes_no_part(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    fed = federation(quadratic, tmp_path, [SIGMA, None, 2.0, 2 * SIGMA], SIGMA)
+    ask(fed)
+    engine: Any = fed.engine
+    assert sorted(engine.refused) == ["1", "2"]
+    assert "the run promises local privacy with noise 3.0, this site adds none" in engine.refused["1"]
+    assert "this site adds 2.0; set it in [privacy] of the site's TOML" in engine.refused["2"]
+
+
+def test_a_sites_toml_has_the_section(tmp_path: Path) -> None:
+    part = Part(np.ones((3, 2), np.float32), np.zeros(3, np.int32))
+    write_rows(tmp_path / "rows.npz", ClientData(part, part))
+    problem = '[problem]\nname = "hyper-representation"\nhidden = 3\nshape = [2, 1, 1]\nclasses = 2\n'
+    file = tmp_path / "site.toml"
+    file.write_text(f'[data]\nnpz = "rows.npz"\n{problem}[privacy]\nnoise = 2.0\nlimit = 8.0\n')
+    loaded = load_site(file)
+    assert loaded.privacy == SitePrivacy(noise=2.0, limit=8.0)
+    loaded.site()
+    assert (tmp_path / KEY).exists()
+    cases = {"noise = -1.0": "privacy.noise = -1.0", "": "privacy.noise", "nois = 1.0": "privacy.nois"}
+    for wrong, why in cases.items():
+        file.write_text(f'[data]\nnpz = "rows.npz"\n{problem}[privacy]\n{wrong}\n')
+        with pytest.raises(fb.SettingsError, match=why):
+            load_site(file)
