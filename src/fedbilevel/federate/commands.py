@@ -20,6 +20,7 @@ from .local import LocalFederation, need_flare, simulated_sites
 __all__ = ["federated", "join", "kit_run", "need_flare", "registered", "simulate_run"]
 
 Say = Callable[[str], None]
+STARTING = 300.0  # seconds for processes that this machine starts itself, however busy it is
 
 
 def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
@@ -81,5 +82,6 @@ def simulate_run(spec: Spec, out: Path, *, work: Path | None, say: Say, **more: 
         local = LocalFederation(place, simulated_sites(spec, place / "sites", names))
         say(f"starting a server and {len(names)} sites on this machine")
         stack.enter_context(local)
-        submission = Submission(Kit(local.admin_kit), names, between=local.revive, say=say, **more)
+        more = {"patience": STARTING, "between": local.revive, "say": say, **more}
+        submission = Submission(Kit(local.admin_kit), names, **more)
         return submission.run(spec, out, **options)
