@@ -106,13 +106,16 @@ def test_probes_are_not_answered(quadratic: QuadraticTask, tmp_path: Path) -> No
 
 
 def test_beyond_its_limit_a_site_uploads_nothing(quadratic: QuadraticTask, tmp_path: Path) -> None:
-    bound = fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 2}, 1)
+    bound = 1.001 * fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 2}, 1)
     own = engine(quadratic, tmp_path, limit=bound)
     kept = [sent(own, call(place)).tolist() for place in range(2)]
     for attempt in (own, engine(quadratic, tmp_path, limit=bound)):
         with pytest.raises(fb.StepError, match=r"this site uploads no more: epsilon would be .*, its limit is"):
             sent(attempt, call(2))
     assert sent(own, call(1)).tolist() == kept[1], "what has left may leave again"
+    with pytest.raises(fb.StepError, match="this site uploads no more"):
+        sent(engine(quadratic, tmp_path, noise=10.0, limit=bound), call(2))
+    sent(engine(quadratic, tmp_path, noise=10.0, limit=1.05 * bound), call(2))
 
 
 @pytest.mark.parametrize(("file", "content"), [(KEY, "short"), (SPENT, "{"), (SPENT, '{"uploads": "many"}')])

@@ -8,7 +8,8 @@
 
 The noise of an upload is drawn from the site's secret (`privacy.key`, made when it is missing), the request and
 the clipped contribution. The same request is so answered with the same bits, also after a crash, which tells
-nothing new; where anything differs, the noise is another one. All uploads are counted in `privacy.json`.
+nothing new; where anything differs, the noise is another one. All uploads are counted in `privacy.json`, each with
+the noise that it had.
 """
 
 from __future__ import annotations
@@ -99,15 +100,21 @@ class OwnNoise:
             spent = _read(self._folder / SPENT)
             if released in spent["recent"]:
                 return
-            total = spent["uploads"] + uploads
-            epsilon = 0.0 if self._limit is None else self._privacy.epsilon({"": total}, 1)
-            if self._limit is not None and epsilon > self._limit:
+            spent["uploads"] += uploads
+            spent["precision"] += uploads / self._privacy.multiplier**2
+            spent["recent"] = [*spent["recent"][1 - RECENT :], released]
+            if self._limit is not None and (epsilon := self._epsilon(spent["precision"])) > self._limit:
                 raise StepError(
                     f"this site uploads no more: epsilon would be {epsilon:.3g}, its limit is {self._limit:g}"
                 )
             new = self._folder / f"{SPENT}.new"
-            new.write_text(json.dumps({"uploads": total, "recent": [*spent["recent"][1 - RECENT :], released]}))
+            new.write_text(json.dumps(spent))
             new.replace(self._folder / SPENT)
+
+    def _epsilon(self, precision: float) -> float:
+        """ε of uploads with this sum of 1/σ²: together they are one upload, of σ = precision^(-1/2)."""
+        together = Privacy(mode="local", noise=precision**-0.5, delta=self._privacy.delta)
+        return together.epsilon({"": 1}, 1)
 
 
 def _secret(file: Path) -> bytes:
@@ -127,9 +134,10 @@ def _secret(file: Path) -> bytes:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.exists():
-        return {"uploads": 0, "recent": []}
+        return {"uploads": 0, "precision": 0.0, "recent": []}
     try:
         spent = json.loads(file.read_text())
-        return {"uploads": int(spent["uploads"]), "recent": [str(digest) for digest in spent["recent"]]}
+        recent = [str(digest) for digest in spent["recent"]]
+        return {"uploads": int(spent["uploads"]), "precision": float(spent["precision"]), "recent": recent}
     except (OSError, ValueError, KeyError, TypeError):
         raise SettingsError(f"{file} is damaged: it counts what was uploaded; restore it") from None
