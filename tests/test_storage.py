@@ -105,20 +105,9 @@ def test_a_checkpoint_of_another_state_is_refused(copy: Path) -> None:
     assert sorted(p.name for p in copy.parent.iterdir()) == ["run"], "no name in a file is a path"
 
 
-@hypothesis_settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.integers(0, 10**6), change=st.integers(1, 255), kind=st.sampled_from(["change", "cut", "add"]))
-def test_whatever_becomes_of_a_checkpoint_it_is_refused_or_the_same(
-    whole: Result, copy: Path, place: int, change: int, kind: str
-) -> None:
+def check_altered(whole: Result, copy: Path, data: bytes) -> None:
+    """A checkpoint with these bytes is refused by name, or read as it was written."""
     spec, path = load_spec("paper", SMALL), copy / CHECKPOINTS[0]
-    sound = (whole.folder / CHECKPOINTS[0]).read_bytes()
-    data = bytearray(sound)
-    if kind == "change":
-        data[place % len(data)] ^= change
-    elif kind == "cut":
-        del data[place % len(data) :]
-    else:
-        data[place % len(data) : 0] = bytes([change])
     path.write_bytes(data)
     try:
         found = RunFolder(copy).checkpoint(spec)
@@ -130,6 +119,29 @@ def test_whatever_becomes_of_a_checkpoint_it_is_refused_or_the_same(
     assert found[1:] == wanted[1:], "a byte of the padding"
     for name, array in wanted.arrays.items():
         np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def test_a_changed_byte_anywhere_in_the_head_of_a_checkpoint_is_noticed(whole: Result, copy: Path) -> None:
+    sound = (whole.folder / CHECKPOINTS[0]).read_bytes()
+    head = 8 + int.from_bytes(sound[:8], "little")
+    assert 300 < head < len(sound)
+    for place in range(head):
+        check_altered(whole, copy, sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+
+
+@hypothesis_settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10**6), change=st.integers(1, 255), kind=st.sampled_from(["change", "cut", "add"]))
+def test_whatever_becomes_of_a_checkpoint_it_is_refused_or_the_same(
+    whole: Result, copy: Path, place: int, change: int, kind: str
+) -> None:
+    data = bytearray((whole.folder / CHECKPOINTS[0]).read_bytes())
+    if kind == "change":
+        data[place % len(data)] ^= change
+    elif kind == "cut":
+        del data[place % len(data) :]
+    else:
+        data[place % len(data) : 0] = bytes([change])
+    check_altered(whole, copy, bytes(data))
 
 
 def test_an_altered_history_is_refused(copy: Path) -> None:

@@ -247,17 +247,18 @@ class RunFolder:
             with safe_open(path, framework="numpy") as file:
                 header = dict(file.metadata() or {})
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            vouched, iteration = header.pop("sha256"), int(header["iteration"])
+            vouched, sound = header.pop("sha256"), _digest(arrays, header)
+            iteration, of_spec, of_history = int(header["iteration"]), header["spec"], header["history"]
             ledger, again = json.loads(header["ledger"]), json.loads(header["restarts"])
             restarts = tuple(Restart(*each) for each in again)
         except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); {remedy}") from None
-        if header["spec"] != spec.digest:
-            raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
-        if vouched != _digest(arrays, header):
+        if vouched != sound:
             raise CheckpointError(f"{path} is not as it was written: its SHA-256 differs; {remedy}")
+        if of_spec != spec.digest:
+            raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
         history = [r for r in self.history() if r["iteration"] <= iteration]
-        if header["history"] != _History(spec.evaluate.every, history).digest:
+        if of_history != _History(spec.evaluate.every, history).digest:
             raise CheckpointError(
                 f"{self.file('history.jsonl')} is not as it was written: up to iteration {iteration} it differs "
                 f"from what {path.name} vouches for; put it back, or --overwrite to start again"
