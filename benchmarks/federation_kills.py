@@ -34,6 +34,7 @@ from held_site import KINDS
 
 NAMES = ["site-1", "site-2", "site-3"]
 VICTIM = "site-2"
+DOWN = 10.0  # seconds after which a server is taken for dead
 
 
 @contextmanager
@@ -49,13 +50,17 @@ def federation(folder: Path) -> Iterator[LocalFederation]:
         yield local
 
 
-def submit(local: LocalFederation, out: Path, settings: dict[str, Any], **more: Any) -> fb.Result:
-    """Run to the end, starting again whatever has ended."""
+def submission(local: LocalFederation, **more: Any) -> Any:
+    """Who submits runs; also on a busy machine."""
     from fedbilevel.federate.submit import Kit, Submission
 
-    options = dict(resume=False, overwrite=False) | {k: more.pop(k) for k in ("resume",) if k in more}
-    submission = Submission(Kit(local.admin_kit), NAMES, **{"patience": 120.0, "between": local.revive, **more})
-    return submission.run(spec_of(settings), out, **options)
+    return Submission(Kit(local.admin_kit), NAMES, **{"patience": 120.0, **more})
+
+
+def submit(local: LocalFederation, out: Path, settings: dict[str, Any], resume: bool = False) -> fb.Result:
+    """Run to the end, starting again whatever has ended."""
+    submitted = submission(local, between=local.revive)
+    return submitted.run(spec_of(settings), out, resume=resume, overwrite=False)
 
 
 def audited(local: LocalFederation) -> list[dict[str, Any]]:
@@ -68,9 +73,9 @@ def audited(local: LocalFederation) -> list[dict[str, Any]]:
 class Killer(threading.Thread):
     """Kills the victim once in each kind of round, then the server; what was killed is in `killed`."""
 
-    def __init__(self, local: LocalFederation) -> None:
+    def __init__(self, local: LocalFederation, submitted: Any) -> None:
         super().__init__(daemon=True)
-        self._local, self._place = local, local.site_file(VICTIM).parent
+        self._local, self._place, self._submitted = local, local.site_file(VICTIM).parent, submitted
         self._over = threading.Event()
         self.killed: dict[str, tuple[int, float]] = {}  # in which round, and when
 
@@ -97,6 +102,7 @@ class Killer(threading.Thread):
                 return
         last = audited(self._local)[-1]["round"][1]
         if self._until(lambda: audited(self._local)[-1]["round"][1] > last + 5):  # an iteration later
+            self._submitted.patience = DOWN
             self._local.kill(SERVER)
             self.killed["server"] = audited(self._local)[-1]["round"][1], time.time()
 
@@ -115,9 +121,10 @@ class Killer(threading.Thread):
 
 def killed_run(local: LocalFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, Killer]:
     """A run with all the kills: one command as long as sites are killed, and a second one after the server was."""
-    with Killer(local) as killer:
+    submitted = submission(local, restarts=len(KINDS))
+    with Killer(local, submitted) as killer:
         try:
-            submit(local, out, settings, restarts=len(KINDS), patience=10.0, between=lambda: None)
+            submitted.run(spec_of(settings), out, resume=False, overwrite=False)
         except FedBilevelError as error:
             assert "--resume" in str(error), error
         else:

@@ -17,10 +17,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest
+from hypothesis import settings
 
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
+
+settings.register_profile("same every time", derandomize=True, deadline=None)
+settings.load_profile("same every time")
 
 # These files take longest and come first, so that two workers end together.
 LONGEST = [f"test_{name}.py" for name in ("flare", "ray", "studies", "engines", "run", "distributed")]

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(9, 5)).astype(np.float32) * 10.0 ** np.arange(-2, 3, dtype=np.float32)
 SIZES = np.asarray([3, 1, 4, 1, 5, 9, 2, 6, 5], float)
 ONES = np.ones(9)
-QUICK = settings(deadline=None, derandomize=True, max_examples=30)
+QUICK = settings(max_examples=30)
 
 
 def repeated(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -243,7 +243,7 @@ def test_a_wrong_file_of_faults_is_refused_with_its_field(tmp_path: Path, text: 
         load_chaos(tmp_path / "chaos.toml")
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(KINDS), st.floats(0, 0.1), max_size=10), st.integers(0, 2**31))
 def test_whatever_the_faults_injected_and_noticed_are_as_many(
     quadratic: QuadraticTask, shares: dict[str, float], seed: int

@@ -78,7 +78,7 @@ def test_a_round_is_the_mean_of_the_replies() -> None:
     assert float(mean.loss) == 2.0
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6), st.integers(1, 3))
 def test_the_mean_does_not_depend_on_how_the_replies_are_stacked(values: list[float], size: int) -> None:
     def answer(call: Call) -> Iterator[Replies]:

@@ -357,14 +357,14 @@ def test_a_site_refuses_an_oversized_request(quadratic: QuadraticTask) -> None:
 # -------------------------------------------------------------------------------------------------------- messages
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_bytes_at_random_are_malformed_and_nothing_worse(data: bytes) -> None:
     with pytest.raises(Malformed):
         unpack(data)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_message_with_a_byte_changed_is_read_or_malformed_and_nothing_worse(data: st.DataObject) -> None:
     message = pack({"kind": "reply", "round": 3}, {"q": np.arange(5, dtype=np.float32), "s": np.float32(2)})

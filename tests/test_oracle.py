@@ -152,7 +152,7 @@ vectors = st.lists(
 ).map(np.asarray)
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(v=vectors, w=vectors, a=st.floats(-2, 2))
 def test_the_hessian_product_is_symmetric_and_linear(hessian_product: Any, v: Any, w: Any, a: float) -> None:
     hv, hw = hessian_product(v), hessian_product(w)

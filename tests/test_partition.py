@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -45,7 +45,6 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-@settings(deadline=None, derandomize=True)
 @given(kind=st.sampled_from(DEALT), problem=problems())
 def test_every_row_once_and_no_part_empty(kind: str, problem: dict) -> None:
     made = partition(kind, **problem)
@@ -58,7 +57,6 @@ def test_every_row_once_and_no_part_empty(kind: str, problem: dict) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@settings(deadline=None, derandomize=True)
 @given(problem=problems())
 def test_iid_is_even(problem: dict) -> None:
     made = partition("iid", **{**problem, "train_share": 0.5})
@@ -76,7 +74,6 @@ def test_the_papers_shards() -> None:
     assert {(len(a), len(b)) for a, b in zip(made.lower, made.upper, strict=True)} == {(48, 12)}
 
 
-@settings(deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), clients=st.integers(5, 30))
 def test_shards_hold_few_labels(seed: int, clients: int) -> None:
     targets = np.random.default_rng(seed).integers(0, 5, 600)
@@ -189,7 +186,6 @@ def test_a_subset_of_rows_is_fine() -> None:
 MILLION = 1_000_000
 
 
-@settings(deadline=None, derandomize=True)
 @given(problem=problems(), data=st.data())
 def test_drawn_rows_are_a_clients_own_whatever_is_asked_before(problem: dict, data: st.DataObject) -> None:
     rows = data.draw(st.integers(2, len(problem["targets"])))

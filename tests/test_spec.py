@@ -302,7 +302,7 @@ def nearly_right(draw: st.DrawFn) -> dict[str, Any]:
     return raw
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.one_of(wild.map(lambda raw: STOP | raw), nearly_right()))
 def test_any_mapping_parses_or_is_refused_as_a_settings_error(raw: dict[str, Any]) -> None:
     try:
@@ -313,7 +313,7 @@ def test_any_mapping_parses_or_is_refused_as_a_settings_error(raw: dict[str, Any
     assert parse(spec.to_mapping()) == spec
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.sampled_from(["", *ORDER]), st.one_of(st.sampled_from(FIELDS), st.text(max_size=6)), st.text(max_size=8))
 def test_any_override_is_taken_or_refused_as_a_settings_error(section: str, key: str, value: str) -> None:
     try:

@@ -54,7 +54,7 @@ def rows_of(made: Any) -> list[list[int]]:
 sizes = st.integers(1, 30)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=sizes, more=st.integers(0, 9), size=st.integers(1, 12), client=st.integers(0, 10**6), seed=st.integers(0)
 )
@@ -97,7 +97,7 @@ def test_the_draws_of_a_stream_differ_and_each_row_is_equally_likely() -> None:
     assert np.all(np.abs(counts - 1000) < 5 * 22.4)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(rows=sizes, more=st.integers(0, 20), size=st.integers(1, 12), epochs=st.integers(1, 3))
 def test_epochs_cover_every_row_exactly_once_a_pass(rows: int, more: int, size: int, epochs: int) -> None:
     made = draw(Epochs("lower", size, epochs), ADDRESS, 2, rows, rows + more)

@@ -136,7 +136,7 @@ class Submission:
             job["reason"] = f"it could not be submitted: {error}"
             return
         follow = _Follower(folder, observers)
-        limit = time.monotonic() + self.start
+        begun = heard = time.monotonic()
         while not job.get("ended"):
             time.sleep(PAUSE)
             self.between()
@@ -146,14 +146,14 @@ class Submission:
                 status = self._status(identity)
                 if status is not None and status.startswith("FINISHED"):
                     job |= {"ended": True, "reason": f"FLARE ended it: {status}"}
-                elif time.monotonic() > limit:
+                elif time.monotonic() > heard + (self.start if heard == begun else self.patience):
                     where = status or "server out of reach"
                     job |= {"ended": True, "reason": f"no sign of it ({where}): {error}"}
                     if status is None:
                         return  # nobody there to say farewell to
                 continue
             follow.take(news, job)
-            limit = time.monotonic() + self.patience
+            heard = time.monotonic()
         with contextlib.suppress(Exception):  # it may end now
             self.kit.session().do_app_command(identity, NAME, {"farewell": True})
         if not job.get("finished"):
