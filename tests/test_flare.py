@@ -214,8 +214,8 @@ def test_sites_that_answer_wrongly_or_cannot_load_are_refused_counted_and_named_
 
 def test_the_command_runs_it_all(tmp_path: Path) -> None:
     sets = [f"--set={key}={value}" for key, value in SETTINGS.items() if value is not None]
-    command = [sys.executable, "-m", "fedbilevel", "federate", "--simulate-sites", "2", *sets]
-    command += ["--set=federation.min_replies=2", "--set=stop.iterations=2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "fedbilevel", "federate", "--simulate-sites", "1", *sets]
+    command += ["--set=federation.min_replies=1", "--set=stop.iterations=2", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
             out, complaints = running.communicate(timeout=600)

@@ -334,7 +334,7 @@ def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -
     same(tmp_path / "run", whole.folder)
 
 
-def test_a_run_killed_at_five_random_moments_equals_the_uninterrupted_one(
+def test_a_run_killed_at_three_random_moments_equals_the_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
     spec = load_spec("paper", DIGITS | {"stop.iterations": 50, "evaluate.checkpoint_every": 7})
@@ -342,7 +342,7 @@ def test_a_run_killed_at_five_random_moments_equals_the_uninterrupted_one(
     server = multiprocessing.get_context("forkserver")  # imports once; JAX starts anew in every process
     server.set_forkserver_preload(["fedbilevel.cli", "sklearn.datasets"])
     moments = np.random.default_rng(0)
-    for _ in range(5):
+    for _ in range(3):  # benchmarks/kill_and_resume.py: a hundred
         process = server.Process(target=run, args=(spec, tmp_path / "run"), kwargs={"resume": True})
         process.start()
         try:

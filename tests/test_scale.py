@@ -88,8 +88,7 @@ task = HyperRepresentation(hidden=2000).task(DataSettings(name="digits", clients
 engine = Simulation(task.problem, task.clients, memory_limit=64, devices=1)
 fed, algorithm = Federation(engine), AggITD(upper_steps=1, participation=1.0)
 state = algorithm.init(task.problem)
-for _ in range(2):
-    state = algorithm.step(fed, state)
+state = algorithm.step(fed, state)
 float(state.x[0])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
