@@ -1,9 +1,8 @@
 """The same run on every engine: how far apart the numbers are, and what the ledgers say.
 
-Three clients, 20 outer iterations of FBO-AggITD. Ray listens on every address, so run it where only loopback is
-up:
+Three clients, 20 outer iterations of FBO-AggITD.
 
-    unshare -r -n sh -c 'ip link set lo up && exec python benchmarks/engine_equality.py'
+    python benchmarks/engine_equality.py
 
 `--set` changes the spec, as in `--set data.name=mnist --set data.partition=shards`. Where clients are of unequal
 size, sites and the loop differ in the last digits: a site does not pad its rows.
@@ -25,6 +24,7 @@ import numpy as np
 import fedbilevel as fb
 from fedbilevel.federate.commands import simulate_run
 from fedbilevel.record import RunFolder
+from loopback import stay_on_loopback
 
 ITERATIONS = 20
 SETTINGS: dict[str, Any] = {
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args()
+    stay_on_loopback()
     settings = SETTINGS | {key: parsed(value) for key, _, value in (given.partition("=") for given in options.set)}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from fedbilevel.engines.ray import ray

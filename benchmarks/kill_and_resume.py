@@ -101,8 +101,8 @@ def main() -> None:
             if process.exitcode != -signal.SIGKILL:
                 corrupt += 1
                 print(f"kill {seed}: the resumed run ended with {process.exitcode}")
-            if sys.stderr.isatty():
-                print(f"\r{seed + 1} of {times}", end="", file=sys.stderr)
+            if (seed + 1) % 10 == 0:
+                print(f"{seed + 1} of {times} kills", file=sys.stderr, flush=True)
         reached = history(folder)[-1]["iteration"]
         final = load_spec("paper", SETTINGS | {"stop.iterations": reached + 2})
         resumed = run(final, folder, resume=True)

@@ -1,9 +1,8 @@
 """What a round on Ray costs beside the same round of the simulation, at the size of the paper's MNIST network.
 
-20 clients return x and y (157,000 and 2,010 floats) and take both down. Run it where nothing but loopback is up,
-as Ray listens on every address:
+20 clients return x and y (157,000 and 2,010 floats) and take both down.
 
-    unshare -r -n sh -c 'ip link set lo up && exec python benchmarks/ray_round.py'
+    python benchmarks/ray_round.py
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from fedbilevel.engines import Engine
 from fedbilevel.oracle import Oracle
 from fedbilevel.problem import Problem
 from fedbilevel.steps import X, Y, client_step
+from loopback import stay_on_loopback
 
 P, Q, CLIENTS = 157_000, 2_010, 20
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
+    stay_on_loopback()
     import ray_round  # under a name that actors can import
     from fedbilevel.engines.ray import Ray
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from engine_equality import IN_PROCESS, ON_RAY, SETTINGS, compare
 from fedbilevel.data import ClientData, ClientSize, DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation
+from loopback import can_unshare, loopback_only
 
 pytestmark = pytest.mark.slow
 
@@ -143,15 +143,6 @@ def main(folder: Path) -> None:
     (folder / "seen.json").write_text(json.dumps(seen))
     ray.shutdown()
     cluster.shutdown()
-
-
-def loopback_only(*command: str) -> list[str]:
-    """A command in a network namespace of its own, where nothing but loopback is up."""
-    return ["unshare", "-r", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
-
-
-def can_unshare() -> bool:
-    return bool(shutil.which("unshare") and shutil.which("ip")) and not subprocess.call(loopback_only("true"))
 
 
 @pytest.fixture(scope="module")
