@@ -165,15 +165,13 @@ def draw(descriptor: Descriptor, address: tuple[int | str, ...], client: int, ro
     size = descriptor.size
     generator = rng.generator(int(address[0]), *address[1:], client)
     batches = -(-rows // size)  # of a pass; the last of them may be short
-    index = np.zeros((descriptor.epochs, batches * size), np.int32)
-    weight = np.zeros(batches * size, np.float32)
-    for order in index:
-        order[:rows] = generator.permutation(rows)
-    weight[:rows] = 1.0
     own, longest = descriptor.epochs * batches, descriptor.epochs * -(-capacity // size)
-    rest = ((0, longest - own), (0, 0))
-    weights = np.tile(weight.reshape(batches, size), (descriptor.epochs, 1))
-    return Stream(Draw(np.pad(index.reshape(own, size), rest), np.pad(weights, rest)), np.arange(longest) < own)
+    index, weight = np.zeros((longest, size), np.int32), np.zeros((longest, size), np.float32)
+    orders, counted = (a[:own].reshape(descriptor.epochs, batches * size)[:, :rows] for a in (index, weight))
+    for order in orders:
+        order[:] = generator.permutation(rows)
+    counted[:] = 1.0
+    return Stream(Draw(index, weight), np.arange(longest) < own)
 
 
 def _count(count: int | PerClient, client: int) -> tuple[int, int]:
@@ -205,7 +203,8 @@ def svrg(
     """SVRG-type local steps from the anchor a:  v ← v - step (∇(v; b) - ∇(a; b) + q)  along the draws b.
 
     At v = a the two gradients are equal whatever b is, so the first step is v = a - step q and costs nothing.
-    On full batches ∇(a; b) is the same at every step and is computed once.
+    On full batches ∇(a; b) is the same at every step and is computed once; on others the two gradients are one
+    batched computation, as a small step costs its number of operations and not their size.
     """
     first = jnp.where(stream.active[0], anchor - step * q, anchor)
     rest = jax.tree.map(lambda a: a[1:], stream)
@@ -214,7 +213,12 @@ def svrg(
     if stream.draws.index is None:
         correction = q - gradient(anchor, stream.draws)
         return walk(lambda v, b: v - step * (gradient(v, b) + correction), first, rest)
-    return walk(lambda v, b: v - step * (gradient(v, b) - gradient(anchor, b) + q), first, rest)
+
+    def move(v: Array, b: Draw) -> Array:
+        here, there = jax.vmap(lambda at: gradient(at, b))(jnp.stack([v, anchor]))
+        return v - step * (here - there + q)
+
+    return walk(move, first, rest)
 
 
 def sgd(gradient: Callable[[Array, Draw], Array], start: Array, step: Array | float, stream: Stream) -> Array:

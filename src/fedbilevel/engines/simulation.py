@@ -78,6 +78,7 @@ class Simulation:
         )
         self._programs: dict[Any, Any] = {}
         self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
+        self._held: dict[str, tuple[int, Array]] = {}
         self._remember = self._compile(lambda shared, each: remember(problem, shared, each))
         self._kept_bytes, self._work_bytes = self._estimate()
 
@@ -93,6 +94,7 @@ class Simulation:
 
     def close(self) -> None:
         self._kept.clear()
+        self._held.clear()
 
     def load(self, chunk: tuple[int, ...]) -> Arrays:
         """The chunk's data, padded and stacked, on the devices."""
@@ -123,7 +125,7 @@ class Simulation:
                 return perform(self.problem, call, vectors, arrays, own, draws, data, memory)
 
             self._programs[program] = self._compile(step, gather=True)
-        return self._programs[program]((call.vectors, call.arrays), (own, draws, data, memory))
+        return self._programs[program]((self._vectors(call), self._share(call.arrays)), (own, draws, data, memory))
 
     def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
         resident = self._resident(call, chunk)  # first, so that it embeds while rows are drawn
@@ -132,7 +134,8 @@ class Simulation:
     def _compile(self, function: Any, gather: bool = False) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices.
 
-        `gather`: the result is for the server. With several processes it is then copied to each of them.
+        `shared` is on all of them. `gather`: the result is for the server, so with several processes it is copied
+        to each of them.
         """
 
         def batched(shared: PyTree, each: PyTree) -> PyTree:
@@ -147,12 +150,11 @@ class Simulation:
             batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
         )
         if self._processes == 1:
-            program = jax.jit(spread)
-            return lambda shared, each: program(jax.device_put(shared, self._everywhere), each)
+            return jax.jit(spread)
         program = jax.jit(spread, out_shardings=self._everywhere if gather else self._apart)
 
         def with_all(shared: PyTree, each: PyTree) -> PyTree:
-            out = program(jax.tree.map(self._replicate, shared), each)
+            out = program(shared, each)
             return jax.tree.map(lambda a: a.addressable_data(0), out) if gather else out
 
         return with_all
@@ -191,9 +193,16 @@ class Simulation:
         resident = kept.get(chunk) or Resident(self.load(chunk), None, None)
         held = call.held.get("x")
         if held is not None and resident.version != held.version:
-            resident = Resident(resident.data, held.version, self.embed(held.value, resident.data))
+            resident = Resident(resident.data, held.version, self.embed(self._vectors(call)["x"], resident.data))
         kept[chunk] = resident
         return resident if held is not None else Resident(resident.data, None, None)
+
+    def _vectors(self, call: Call) -> dict[str, Array]:
+        """The held vectors, on all devices; each is sent there once."""
+        for name, held in call.held.items():
+            if name not in self._held or self._held[name][0] != held.version:
+                self._held[name] = held.version, self._share(held.value)
+        return {name: self._held[name][1] for name in call.held}
 
     def _here(self, chunk: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of a chunk on the devices of this process; all of them, when there is one."""
@@ -211,8 +220,15 @@ class Simulation:
             return jax.device_put(tree, self._apart)
         return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._apart, a), tree)
 
-    def _replicate(self, value: Any) -> Any:
-        """A value that every process has, as one array over all devices."""
+    def _share(self, tree: PyTree) -> PyTree:
+        """Values that every process has, on all devices. Numbers go there by themselves, and sooner."""
+        if self._processes > 1:
+            return jax.tree.map(self._replicate, tree)
+        if self._mesh.size == 1:
+            return tree
+        return jax.tree.map(lambda a: jax.device_put(a, self._everywhere) if np.ndim(a) else a, tree)
+
+    def _replicate(self, value: Any) -> Array:
         copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
 
