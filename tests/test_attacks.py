@@ -75,6 +75,16 @@ def test_probes_are_answered_honestly(kind: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "factor"), [("sign-flip", -1.0), ("scaled", 10.0)])
+def test_with_the_message_as_target_the_vector_itself_is_twisted(kind: Any, factor: float) -> None:
+    engine = Attack(FakeEngine(COUNT, 1, 2, honest), kind=kind, share=SHARE, target="message")
+    for chunk in engine.replies(CALL):
+        for i, client in enumerate(chunk.clients):
+            twist = factor if client in LIARS else 1.0
+            np.testing.assert_allclose(chunk.reply.y[i], twist * (SENT + U[client]))
+            np.testing.assert_allclose(chunk.reply.h[i], [twist * U[client]])
+
+
 def test_a_cohort_of_liars_takes_one_another_for_honest() -> None:
     call = Call(answer, (0, "round", 0), tuple(LIARS), arrays={"y": SENT})
     np.testing.assert_allclose(sent("ipm", 1.0, call), np.full(len(LIARS), -U[LIARS].mean()), rtol=1e-5)

@@ -77,12 +77,28 @@ def test_the_robust_study_has_every_rule_at_every_share_on_both_partitions() -> 
     assert len({spec.digest for spec in specs}) == len(specs)
 
 
-@pytest.mark.parametrize("x", ["share of attackers", "epsilon"])
-def test_the_figure_takes_lines_and_levels_in_several_panels(x: str, tmp_path: Path) -> None:
+def test_the_study_of_attacks_has_every_attack_on_every_rule_on_both_partitions() -> None:
+    study = load_study("attacks")
+    specs = [run.spec(0) for run in study.runs]
+    cases = Counter((s.federation.aggregator, s.attack.kind, s.data.partition) for s in specs)
+    assert len(cases) == len(specs) == 6 * 6 * 2
+    assert [run.at for run in study.runs] == [s.attack.kind or "none" for s in specs]
+    assert {(run.panel, s.data.partition) for run, s in zip(study.runs, specs, strict=True)} == {
+        (0, "iid"),
+        (1, "dirichlet"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("x", "low", "high"), [("share of attackers", 0.1, 0.3), ("epsilon", 0.1, 0.3), ("attack", "alie", "scaled")]
+)
+def test_the_figure_takes_lines_and_levels_in_several_panels(x: str, low: Any, high: Any, tmp_path: Path) -> None:
     lines = [
-        Points("a", 0, [(0.1, 0.5), (0.3, 0.2)]),
-        Points("b", 1, [(0.3, 0.4), (0.1, 0.9)]),
+        Points("a", 0, [(low, 0.5), (high, 0.2)]),
+        Points("b", 1, [(high, 0.4), (low, 0.9)]),
         Points("level", 1, [(None, 0.8)]),
     ]
     draw_points(lines, ["one", "two"], "Title", x, [tmp_path / "a.png", tmp_path / "a.svg"])
-    assert (tmp_path / "a.png").stat().st_size > 5000 and "<svg" in (tmp_path / "a.svg").read_text()
+    drawn = (tmp_path / "a.svg").read_text()
+    assert (tmp_path / "a.png").stat().st_size > 5000 and "<svg" in drawn
+    assert x != "attack" or (f"<!-- {low} -->" in drawn and f"<!-- {high} -->" in drawn)

@@ -2,7 +2,8 @@
 
 Attackers speak the protocol: their replies have the right fields and shapes, and are finite. With u_i what an
 honest client would contribute to a field (its reply, or the difference to the vector that the reply is the next
-value of), and μ and σ the mean and the standard deviation of the u_i of the honest clients of the cohort:
+value of; always the reply, when the target is "message"), and μ and σ the mean and the standard deviation of the
+u_i of the honest clients of the cohort:
 
     sign-flip    -s u_i
     scaled        s u_i
@@ -31,6 +32,7 @@ from ..settings import Positive, about, settings
 from .base import Call, Engine, Replies
 
 Lie = Literal["sign-flip", "scaled", "alie", "ipm"]
+Target = Literal["update", "message"]
 FACTORS: dict[str, float] = {"sign-flip": -1.0, "scaled": 10.0, "ipm": -0.5}
 
 
@@ -49,6 +51,12 @@ class AttackSettings:
         Positive | None,
         about("factor of sign-flip (left out: 1), scaled (10), ipm (0.5) and alie (what hides among the honest)"),
     ] = None
+    target: Annotated[
+        Target,
+        about(
+            "what is twisted of a reply that is a vector's next value: the difference to it, or the message itself"
+        ),
+    ] = "update"
 
     def wrap_clients(self, clients: Clients, classes: int | None, seed: int) -> Clients:
         """The clients with the labels that they work on."""
@@ -62,7 +70,7 @@ class AttackSettings:
         """The engine with the replies that come out of it."""
         if self.kind is None or self.kind == "label-flip":
             return engine
-        return Attack(engine, kind=self.kind, share=self._share, scale=self.scale, seed=seed)
+        return Attack(engine, kind=self.kind, share=self._share, scale=self.scale, target=self.target, seed=seed)
 
     @property
     def _share(self) -> float:
@@ -75,15 +83,23 @@ class Attack:
     kind    what they send
     share   of the registered clients
     scale   s of the table above; a value that fits the kind when left out
+    target  what u_i is where a reply is the next value of a vector: "update", the difference to it, or "message"
     seed    decides who they are
     """
 
     def __init__(
-        self, engine: Engine, *, kind: Lie, share: float = 0.2, scale: float | None = None, seed: int = 0
+        self,
+        engine: Engine,
+        *,
+        kind: Lie,
+        share: float = 0.2,
+        scale: float | None = None,
+        target: Target = "update",
+        seed: int = 0,
     ) -> None:
         self.problem, self.clients = engine.problem, engine.clients
         self.attackers = attackers(engine.clients.count, share, seed)
-        self._engine, self._kind, self._scale = engine, kind, scale
+        self._engine, self._kind, self._scale, self._of = engine, kind, scale, target
         usual = FACTORS.get(kind, 0.0)
         self._factor = np.float32(usual if scale is None else math.copysign(scale, usual))
 
@@ -110,7 +126,7 @@ class Attack:
         changed = {}
         for name in _fields([chunk]):
             rows = np.array(getattr(chunk.reply, name))
-            before = _before(call, name)
+            before = self._before(call, name)
             rows[liars] = before + lie(name, rows[liars] - before)
             changed[name] = rows
         return chunk._replace(reply=chunk.reply._replace(**changed))
@@ -119,11 +135,16 @@ class Attack:
         """What all attackers of the cohort contribute to a field; the honest are all, when there is no other."""
         rows = np.concatenate([np.asarray(getattr(chunk.reply, name)) for chunk in chunks if chunk.clients])
         honest = np.asarray([c not in self.attackers for chunk in chunks for c in chunk.clients])
-        own = (rows[honest] if honest.any() else rows) - _before(call, name)
+        own = (rows[honest] if honest.any() else rows) - self._before(call, name)
         if self._kind == "ipm":
             return self._factor * own.mean(0)
         scale = hidden_scale(len(rows), int((~honest).sum())) if self._scale is None else self._scale
         return own.mean(0) - np.float32(scale) * own.std(0)
+
+    def _before(self, call: Call, name: str) -> Any:
+        """What a contribution to a field is added to."""
+        given = call.before if self._of == "update" else {}
+        return np.asarray(given.get(name, np.float32(0)))
 
 
 class FlippedLabels:
@@ -157,10 +178,6 @@ def hidden_scale(clients: int, liars: int) -> float:
     honest, helpers = clients - liars, clients // 2 + 1 - liars
     share = (honest - helpers) / honest if honest else 1.0
     return min(max(NormalDist().inv_cdf(min(max(share, 0.5), 0.9986)), 0.0), 3.0)
-
-
-def _before(call: Call, name: str) -> Any:
-    return np.asarray(call.before.get(name, np.float32(0)))
 
 
 def _fields(chunks: Sequence[Replies]) -> list[str]:

@@ -95,8 +95,8 @@ def _sentence(row: dict[str, Any]) -> str:
     name = row.get("run", row.get("algorithm"))
     place = f" ({row['panel']})" if "panel" in row else ""
     if "accuracy" in row:
-        at = "" if row["at"] is None else f" at {row['at']:.3g}"
-        return f"{name}{place}{at}: test accuracy {row['accuracy']:.1%}."
+        at = row["at"] if isinstance(row["at"], str | None) else f"{row['at']:.3g}"
+        return f"{name}{place}{'' if at is None else f' at {at}'}: test accuracy {row['accuracy']:.1%}."
     return f"{name}{place}: final test accuracy {row['final']:.1%}." if "final" in row else f"{name}."
 
 

@@ -79,13 +79,13 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
 
 def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
     """A line for each label of a panel, through what its runs reached."""
-    lines: dict[tuple[str, int], list[tuple[float | None, float]]] = {}
+    lines: dict[tuple[str, int], list[tuple[float | str | None, float]]] = {}
     for run, row in zip(study.runs, rows, strict=True):
         lines.setdefault((run.label, run.panel), []).append((row["at"], row["accuracy"]))
     return [Points(label, panel, places) for (label, panel), places in lines.items()]
 
 
-def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | None:
+def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | str | None:
     """Where a run stands on the axis of a study of points: the setting it varies, or the epsilon it spent."""
     if not study.x.startswith("epsilon"):
         return run.at

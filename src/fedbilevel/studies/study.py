@@ -1,8 +1,8 @@
 """A study: the runs of one table or figure of the paper, with the paper's values beside them.
 
 One TOML a study, in `specs/`: `common` settings, and `[[runs]]` each with a label, its settings and the paper's
-values; `vary` makes one run for each value of a setting. A run is identified by the digest of its resolved spec,
-so studies share runs.
+values; `vary` makes one run for each value of a setting, `in_panels` all runs anew in each panel, with settings of
+its own. A run is identified by the digest of its resolved spec, so studies share runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StudyRun:
     panel: int
     overrides: Mapping[str, Any]
     paper: Mapping[str, Any]
-    at: float | None = None  # its place on the axis of a study of points
+    at: float | str | None = None  # its place on the axis of a study of points
 
     def spec(self, seed: int, share: float = 1.0) -> Spec:
         """The resolved spec for a seed; `share` shortens its budget of rounds."""
@@ -71,7 +71,13 @@ def load_study(name: str) -> Study:
     text = (resources.files("fedbilevel.studies") / "specs" / f"{name}.toml").read_text()
     raw = tomllib.loads(text)
     common = raw.get("common", {})
-    runs = tuple(made for run in raw["runs"] for made in _runs(run, common))
+    parts = raw.get("in_panels", [{}])
+    runs = tuple(
+        made
+        for panel, own in enumerate(parts)
+        for run in raw["runs"]
+        for made in _runs({"panel": panel, **run}, {**common, **own})
+    )
     study = Study(
         name,
         raw["title"],
@@ -92,11 +98,11 @@ def load_study(name: str) -> Study:
 
 def _runs(run: Mapping[str, Any], common: Mapping[str, Any]) -> list[StudyRun]:
     """The run, or one for each value of the key that it varies."""
-    made = StudyRun(run["label"], run.get("panel", 0), _overrides({**common, **run["set"]}), run.get("paper", {}))
+    made = StudyRun(run["label"], run["panel"], _overrides({**common, **run["set"]}), run.get("paper", {}))
     if "vary" not in run:
         return [made]
     ((key, values),) = run["vary"].items()
-    return [replace(made, overrides={**made.overrides, key: value}, at=value) for value in values]
+    return [replace(made, overrides={**made.overrides, **_overrides({key: value})}, at=value) for value in values]
 
 
 def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:
