@@ -46,15 +46,10 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     return folder / "out", runs
 
 
-def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_two_of_ours():
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_three_of_ours():
     assert study_names() == [
-        "figure1",
-        "figure2",
-        "figure3",
-        "figure4",
-        "figure5",
-        "figure6",
-        "figure7",
+        "attacks",
+        *(f"figure{i}" for i in range(1, 8)),
         "privacy",
         "robust",
         "table1",
@@ -62,16 +57,7 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_two_of_our
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"figure{i}" for i in range(1, 8)),
-        "privacy",
-        "robust",
-        "table1",
-        "table2",
-    ],
-)
+@pytest.mark.parametrize("name", study_names())
 def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name):
     study = load_study(name)
     for run in study.runs:
