@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from dataclasses import replace
@@ -14,7 +15,7 @@ from rich.console import Console
 from fedbilevel import load_spec
 from fedbilevel.errors import SettingsError, UnknownName
 from fedbilevel.spec import Spec
-from fedbilevel.studies import Runs, load_study, reproduce, run_all, study_names, tune
+from fedbilevel.studies import Runs, load_study, reproduce, run_all, runner, study_names, tune
 from fedbilevel.studies.study import Study, StudyRun
 from fedbilevel.studies.tune import parse_axis
 
@@ -127,14 +128,19 @@ def test_finished_runs_are_not_run_again(reproduced):
     assert runs.of(spec).file("history.jsonl").stat().st_mtime_ns == before
 
 
-def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still(reproduced):
+def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_log_tells_its_progress(
+    reproduced, monkeypatch
+):
     _, runs = reproduced
+    monkeypatch.setattr(runner, "EVERY", 0.0)
+    log = io.StringIO()
     longer = load_spec("paper", {**SMALL, "algorithm.name": "fbo-aggitd", "seed": 0, "stop.rounds": 60})
     shorter = small_study().runs[0].spec(0)
     first = runs.history(shorter)
     assert 0 < runs.share(longer) < 1
-    run_all([longer, shorter], runs, jobs=1, console=QUIET)
+    run_all([longer, shorter], runs, jobs=1, console=Console(file=log))
     assert runs.share(longer) == 1.0
+    assert re.search(r"^\d\.\d of 1 runs, left (\?|\d:\d\d:\d\d)$", log.getvalue(), re.MULTILINE)
     without_seconds = [
         [{k: v for k, v in r.items() if k != "seconds"} for r in h] for h in (first, runs.history(shorter))
     ]

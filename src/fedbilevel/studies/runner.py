@@ -23,6 +23,8 @@ from ..errors import FedBilevelError
 from ..record import RunFolder
 from ..spec import Spec
 
+EVERY = 60.0  # seconds between two lines of progress in a log
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -76,6 +78,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
     with _progress(console) as progress:
         task = progress.add_task("runs", total=len(waiting), left="")
         start, before = time.monotonic(), sum(map(runs.share, waiting))
+        told = start
         try:
             while todo or running:
                 while todo and len(running) < jobs:
@@ -90,8 +93,13 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
                     if process.returncode and runs.failure(spec) is None:
                         failed.append(f"{runs.of(spec).path}: {complaint.strip()[-300:]}")
                 done = sum(map(runs.share, waiting))
-                left = (time.monotonic() - start) / max(done - before, 1e-6) * (len(waiting) - done)
-                progress.update(task, completed=done, left=_clock(left) if done > before else "?")
+                now = time.monotonic()
+                left = (now - start) / max(done - before, 1e-6) * (len(waiting) - done)
+                clock = _clock(left) if done > before else "?"
+                progress.update(task, completed=done, left=clock)
+                if not console.is_terminal and now - told >= EVERY:  # a log has no bar
+                    console.print(f"{done:.1f} of {len(waiting)} runs, left {clock}")
+                    told = now
         finally:
             for _, process in running.values():
                 process.terminate()
