@@ -139,8 +139,7 @@ def test_everything_is_finite_and_the_interval_of_beta_is_not_empty(
         theory = Theory(given, N, lam, K)
         assert all(math.isfinite(e.value) and e.value >= 0 for e in theory.entries())
         assert theory.beta_low <= theory.beta_high
-        for bound in (theory.bias_bound(1.0), theory.convergence_bound(1.0)):
-            assert all(math.isfinite(v) and v >= 0 for v in vars(bound).values())
+        assert all(math.isfinite(v) and v >= 0 for v in (*theory.bias_bound(1.0), *theory.convergence_bound(1.0)))
         # the step sizes do what the theorem's proof asks of them
         gain = theory.alpha_k / 2 - 2 * theory.alpha_k**2 * theory.L_f_prime - theory.M_f / theory.L_y * theory.b_1
         assert gain >= -1e-15

@@ -72,9 +72,12 @@ class Entry(NamedTuple):
 class Terms:
     """A bound as the sum of its terms."""
 
+    def __iter__(self) -> Iterator[float]:
+        return iter(vars(self).values())
+
     @property
     def total(self) -> float:
-        return sum(vars(self).values())
+        return sum(self)
 
     @property
     def dominant(self) -> str:

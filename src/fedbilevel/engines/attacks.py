@@ -70,7 +70,9 @@ class AttackSettings:
         """The engine with the replies that come out of it."""
         if self.kind is None or self.kind == "label-flip":
             return engine
-        return Attack(engine, kind=self.kind, share=self._share, scale=self.scale, target=self.target, seed=seed)
+        return Attack(
+            engine, kind=self.kind, share=self._share, scale=self.scale, target=self.target or "update", seed=seed
+        )
 
     @property
     def _share(self) -> float:
