@@ -68,25 +68,7 @@ class Entry(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True)
-class Terms:
-    """A bound as the sum of its terms."""
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(vars(self).values())
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-    @property
-    def dominant(self) -> str:
-        """The name of the largest term."""
-        return max(vars(self), key=vars(self).__getitem__)
-
-
-@dataclass(frozen=True)
-class BiasBound(Terms):
+class BiasBound(NamedTuple):
     """Proposition 1, term by term:  B^I ≤ their sum.
 
     start_hessian  4λ²L_g²M² α_1(N) E||y - y*||²           Hessians at early y^t; 0 when ρ = 0
@@ -102,9 +84,17 @@ class BiasBound(Terms):
     drift_hessian: float
     drift_source: float
 
+    @property
+    def total(self) -> float:
+        return sum(self)
 
-@dataclass(frozen=True)
-class ConvergenceBound(Terms):
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        return max(self._asdict().items(), key=lambda item: item[1])[0]
+
+
+class ConvergenceBound(NamedTuple):
     """The last explicit inequality of Theorem 1, term by term:  1/K Σ_k E||∇f(x_k)||² ≤ their sum.
 
     start       4W⁰ / (min{ᾱ_1, ᾱ_2, ᾱ_3} K)
@@ -123,6 +113,15 @@ class ConvergenceBound(Terms):
     noise_f: float
     noise_g: float
     truncation: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        return max(self._asdict().items(), key=lambda item: item[1])[0]
 
 
 @dataclass(frozen=True)

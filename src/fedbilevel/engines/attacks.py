@@ -52,11 +52,9 @@ class AttackSettings:
         about("factor of sign-flip (left out: 1), scaled (10), ipm (0.5) and alie (what hides among the honest)"),
     ] = None
     target: Annotated[
-        Target,
-        about(
-            "what is twisted of a reply that is a vector's next value: the difference to it, or the message itself"
-        ),
-    ] = "update"
+        Target | None,
+        about("what is twisted of a reply that is a vector's next value: its update (left out), or the message"),
+    ] = None
 
     def wrap_clients(self, clients: Clients, classes: int | None, seed: int) -> Clients:
         """The clients with the labels that they work on."""

@@ -110,7 +110,7 @@ def estimator_study(quick: bool) -> dict[str, Any]:
         case = Case(task, x, y, Dials(N, lam, min(1.0, lam, 1 / (6 * L_g)), tau=4))
         rows, theory = compare(case, trials)
         gap = float(((y - task.solution(x)) ** 2).sum())
-        found: dict[str, float] = {"N": N, "lam": lam, "lam_L_g": share, **vars(theory.bias_bound(gap))}
+        found: dict[str, float] = {"N": N, "lam": lam, "lam_L_g": share, **theory.bias_bound(gap)._asdict()}
         for row in rows:
             found |= {f"{row.name}_measured": row.measured, f"{row.name}_bound": row.bound}
         return found
@@ -171,7 +171,7 @@ def convergence_study(quick: bool) -> dict[str, Any]:
                 "bound": bound.total,
                 "bound_at_beta": used.total,
                 "dominant": bound.dominant,
-                "terms": vars(bound),
+                "terms": bound._asdict(),
             }
         )
     late = rows[-4:]
