@@ -45,6 +45,7 @@ ROOMS = [
     "problem",
     "data",
     "settings",
+    "names",
     "processes",
     "rng",
     "runtime",
