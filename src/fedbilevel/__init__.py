@@ -20,7 +20,8 @@ from .federation import Federation
 from .ledger import Ledger
 from .oracle import Oracle
 from .privacy import Privacy
-from .problem import Batch, Problem
+from .batch import Batch
+from .problem import Problem
 from .problems import HyperRepresentation, Quadratic
 from .run import Result, run
 from .spec import Spec, load_spec

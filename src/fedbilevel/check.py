@@ -19,8 +19,9 @@ from rich.table import Table
 
 from . import rng
 from .data.clients import ClientData, Clients, ClientSize
-from .engines.base import pad
-from .oracle import Arrays, Oracle, remember
+from .derivatives import JaxOracle, remember
+from .engines.work import pad
+from .oracle import Arrays
 from .problem import Problem
 from .steps import Draw
 
@@ -151,7 +152,7 @@ def _derivatives(problem: Problem, x: Array, y: Array, v: Array, data: Arrays, s
 
     @jax.jit
     def compute(x: Any, y: Any, v: Any, data: Arrays) -> _Derivatives:
-        c = Oracle(problem, {"x": x, "y": y}, data, remember(problem, x, data) if stored else None)
+        c = JaxOracle(problem, {"x": x, "y": y}, data, remember(problem, x, data) if stored else None)
         g_yy = jax.vmap(lambda d: c.g_yy(y, d, ALL))(v)
         g_xy = jax.lax.map(lambda d: c.g_xy(y, d, ALL), v)
         return _Derivatives(c.f_x(y, ALL), c.f_y(y, ALL), c.g_y(y, ALL), g_yy, g_xy)
@@ -165,7 +166,7 @@ def _loss(problem: Problem, level: str, data: Arrays) -> Callable[[Array, Array]
 
     @jax.jit
     def compute(x: Any, y: Any, data: Arrays) -> Any:
-        c = Oracle(problem, {"x": x, "y": y}, data)
+        c = JaxOracle(problem, {"x": x, "y": y}, data)
         return c.f(y, ALL) if level == "upper" else c.g(y, ALL)
 
     with jax.enable_x64(True):

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .policies import Conduct
+from .privacy import ClientUploads, CohortUploads, Release
 
 By = Literal["reason", "client"]
 BY: tuple[By, ...] = ("reason", "client")
+
+
+class Event(NamedTuple):
+    """What happened to a reply of a client, in a step."""
+
+    client: int
+    step: str
+    what: str
+
+
+class Exclusion(NamedTuple):
+    """A client that is not asked from one round until another."""
+
+    client: int
+    round: int
+    until: int
 
 
 @dataclass
@@ -42,22 +59,34 @@ class Account:
 class Ledger:
     """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
 
-    `rejected` counts the replies that were not used, by client, step and reason; `injected` the faults made on
-    purpose, in the same way; `releases` what privacy is charged for. `left_out` names who was left out,
-    and `conduct` who is near to it.
+    rejected     counts the replies that were not used, by client, step and reason
+    injected     counts the faults made on purpose, in the same way
+    releases     has what privacy is charged for
+    exclusions   lists which clients were excluded, and `conduct` has who is close to it
+    local        counts the calls in which clients worked for themselves
+    keepers      has the clients elsewhere that keep a state, with its clock, so that a loss can be noticed
+    forgotten    counts how often each of those clients lost its state
     """
 
     steps: dict[str, Account] = field(default_factory=dict)
     probes: dict[str, Account] = field(default_factory=dict)
-    rejected: Counter[str] = field(default_factory=Counter)
-    injected: Counter[str] = field(default_factory=Counter)
-    releases: Counter[str] = field(default_factory=Counter)
-    left_out: list[dict[str, int]] = field(default_factory=list)
+    rejected: Counter[Event] = field(default_factory=Counter)
+    injected: Counter[Event] = field(default_factory=Counter)
+    releases: Counter[Release] = field(default_factory=Counter)
+    exclusions: list[Exclusion] = field(default_factory=list)
     conduct: Conduct = field(default_factory=Conduct)
+    local: int = 0
+    keepers: dict[int, int] = field(default_factory=dict)
+    forgotten: Counter[int] = field(default_factory=Counter)
 
     @property
     def rounds(self) -> int:
         return sum(a.rounds for a in self.steps.values())
+
+    @property
+    def clock(self) -> int:
+        """How many calls the algorithm has made: rounds, and work without communication."""
+        return self.rounds + self.local
 
     @property
     def bytes_up(self) -> int:
@@ -78,31 +107,54 @@ class Ledger:
             book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
         }
         seldom = {
-            "injected": dict(self.injected),
-            "releases": dict(self.releases),
-            "left_out": self.left_out,
+            "injected": _nested(self.injected),
+            "releases": [[*key, count] for key, count in self.releases.items()],
+            "exclusions": [each._asdict() for each in self.exclusions],
             "conduct": self.conduct.to_mapping(),
+            "local": self.local,
+            "keepers": {str(client): clock for client, clock in self.keepers.items()},
+            "forgotten": {str(client): count for client, count in self.forgotten.items()},
         }
-        return {**mapping, "rejected": dict(self.rejected), **{k: v for k, v in seldom.items() if v}}
+        return {**mapping, "rejected": _nested(self.rejected), **{k: v for k, v in seldom.items() if v}}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
         steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
+        releases: Counter[Release] = Counter()
+        for *key, count in values.get("releases", []):
+            releases[CohortUploads(*key) if len(key) == 2 else ClientUploads(*key)] = count
         return cls(
             steps,
             probes,
-            Counter(values["rejected"]),
-            Counter(values.get("injected", {})),
-            Counter(values.get("releases", {})),
-            list(values.get("left_out", [])),
+            Counter(dict(_events(values["rejected"]))),
+            Counter(dict(_events(values.get("injected", {})))),
+            releases,
+            [Exclusion(**each) for each in values.get("exclusions", [])],
             Conduct.from_mapping(values.get("conduct", {})),
+            values.get("local", 0),
+            {int(client): clock for client, clock in values.get("keepers", {}).items()},
+            Counter({int(client): count for client, count in values.get("forgotten", {}).items()}),
         )
 
 
-def counted(books: Mapping[str, int], by: By) -> dict[str, int]:
-    """Counts such as `rejected`, whose keys are "client 3: lower_steps: no answer", by client or by reason."""
+def _nested(events: Mapping[Event, int]) -> dict[str, Any]:
+    """Counts of events as JSON: by step, then by client, then by what happened."""
+    made: dict[str, Any] = {}
+    for event, count in events.items():
+        made.setdefault(event.step, {}).setdefault(str(event.client), {})[event.what] = count
+    return made
+
+
+def _events(nested: Mapping[str, Any]) -> Iterable[tuple[Event, int]]:
+    for step, clients in nested.items():
+        for client, counts in clients.items():
+            for what, count in counts.items():
+                yield Event(int(client), step, what), count
+
+
+def counted(events: Mapping[Event, int], by: By) -> dict[str, int]:
+    """Counts such as `rejected`, added up by client or by reason."""
     found: Counter[str] = Counter()
-    for key, count in books.items():
-        client, _, reason = key.split(": ", 2)
-        found[client.removeprefix("client ") if by == "client" else reason] += count
+    for event, count in events.items():
+        found[str(event.client) if by == "client" else event.what] += count
     return dict(found)

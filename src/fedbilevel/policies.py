@@ -1,4 +1,4 @@
-"""What a federation puts up with: how long it waits, whom it asks again, and whom it leaves out for a while."""
+"""What a federation tolerates: how long it waits, whom it asks again, and whom it excludes for a while."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from .errors import SettingsError
 class Policies:
     """The rules of a round.
 
-    deadline      seconds after which a reply counts for nothing; None waits for all
-    retries       times that those who did not answer well are asked again within a round
-    oversample    share of clients asked beyond the cohort; the first valid replies count, the others for nothing
-    strikes       bad replies in a row after which a client is left out; None never does
-    left_out      rounds for which it is
+    deadline           seconds after which a reply is not used; None waits for all replies
+    retries            how often clients without a valid reply are asked again within a round
+    oversample         share of clients asked beyond the cohort; the first valid replies are used, and no others
+    strikes            bad replies in a row after which a client is excluded; None never excludes a client
+    exclusion_rounds   for how many rounds it is excluded
     """
 
     deadline: float | None = None
     retries: int = 0
     oversample: float = 0.0
     strikes: int | None = 3
-    left_out: int = 50
+    exclusion_rounds: int = 50
 
     def under_privacy(self) -> Policies:
-        """The rules of a private federation: who is in a cohort is so by chance alone, and all of it counts."""
+        """The rules of a private federation, where chance alone decides who is in a cohort, and every reply counts."""
         if self.oversample:
             raise SettingsError(
-                f"oversample = {self.oversample:g} is wrong with privacy: who is quick would count; leave it out"
+                f"oversample = {self.oversample:g} is wrong with privacy: speed would decide who counts; use 0"
             )
         return dataclasses.replace(self, strikes=None)
 
 
 @dataclass
 class Conduct:
-    """Who answered badly how often in a row, and who is left out until which round.
+    """How often each client answered badly in a row, and until which round clients are excluded.
 
-    Not to answer is no offence; to answer nonsense is. A round in which nobody answers well offends nobody: the
-    fault is then the server's, such as a step that is too large.
+    Not answering is no offence, and answering nonsense is one. A round without a single valid reply counts against
+    nobody, since the fault is then the server's, such as a step size that is too large.
     """
 
     strikes: dict[int, int] = field(default_factory=dict)
     until: dict[int, int] = field(default_factory=dict)
 
     def book(self, well: Iterable[int], badly: Iterable[int], rounds: int, policies: Policies) -> list[int]:
-        """Book a round; return who is left out from now on."""
+        """Book a round; return the clients that are excluded from now on."""
         for client in well:
             self.strikes.pop(client, None)
         named = []
@@ -56,12 +56,12 @@ class Conduct:
             self.strikes[client] = self.strikes.get(client, 0) + 1
             if policies.strikes is not None and self.strikes[client] >= policies.strikes:
                 del self.strikes[client]
-                self.until[client] = rounds + policies.left_out
+                self.until[client] = rounds + policies.exclusion_rounds
                 named.append(client)
         return named
 
     def excluded(self, rounds: int) -> set[int]:
-        """Who is left out of a cohort that is drawn now."""
+        """The clients that a cohort drawn now must not contain."""
         self.until = {client: until for client, until in self.until.items() if until > rounds}
         return set(self.until)
 

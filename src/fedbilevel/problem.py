@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -19,28 +19,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from .batch import Batch
 from .data.clients import Clients, Part
+from .derivatives import JaxOracle, Memory, remember
 from .errors import SettingsError
+from .oracle import Arrays, Kept, Oracle
 
 PyTree = Any
-
-
-class Batch(NamedTuple):
-    """Rows of data as a loss sees them.
-
-    `features` is `embed(x, inputs)`, or `inputs` when the problem has no `embed`. `weights` is one for a
-    row and zero for padding: average over rows with `mean`, never with `jnp.mean`.
-    """
-
-    inputs: PyTree
-    targets: PyTree
-    weights: Array
-    features: PyTree
-
-    def mean(self, values: Array) -> Array:
-        """Σ_r w_r v_r / Σ_r w_r over the rows r; zero when there are none."""
-        total = jnp.sum(self.weights)
-        return jnp.tensordot(self.weights, values, axes=1) / jnp.where(total > 0, total, 1.0)
 
 
 Over = Literal["vmap", "map"]
@@ -64,6 +49,42 @@ def flatten(tree: PyTree, name: str) -> Flat:
     return Flat(vector, lambda v: eqx.combine(unravel(v), rest))
 
 
+class BilevelProblem(Protocol):
+    """What engines and algorithms need of a problem. `Problem` is one; a problem of another library is another.
+
+    traceable   whether JAX may trace its oracle, and so compile and batch the clients' steps
+    over        how a simulation serves clients best
+    """
+
+    @property
+    def traceable(self) -> bool: ...
+
+    @property
+    def over(self) -> Over: ...
+
+    @property
+    def flat_x(self) -> Flat:
+        """The initial x as a flat vector, and the way back to the user's structure."""
+
+    @property
+    def flat_y(self) -> Flat:
+        """The initial y in the same way."""
+
+    @property
+    def size_x(self) -> int: ...
+
+    @property
+    def size_y(self) -> int: ...
+
+    def remember(self, x: Array, data: Arrays) -> Any:
+        """What a client computes once when it is given a new x to hold; None if there is nothing."""
+
+    def oracle(
+        self, held: Mapping[str, Array], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
+    ) -> Oracle:
+        """The oracle of one client, with what it holds, remembers and has kept."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Two losses over two groups of parameters.
@@ -84,6 +105,8 @@ class Problem:
     embed: Callable[[Any, Any], PyTree] | None = None
     metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
     over: Over = "vmap"
+
+    traceable: ClassVar[bool] = True
 
     @cached_property
     def flat_x(self) -> Flat:
@@ -107,6 +130,16 @@ class Problem:
         """embed(x, inputs) for a flat x; the inputs themselves when the problem has no `embed`."""
         return inputs if self.embed is None else self.embed(self.flat_x.restore(x), inputs)
 
+    def remember(self, x: Array, data: Arrays) -> Memory | None:
+        """The features of all rows at x, and the pullback of `embed`; None when the problem has no `embed`."""
+        return remember(self, x, data)
+
+    def oracle(
+        self, held: Mapping[str, Array], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
+    ) -> Oracle:
+        """The oracle of one client: derivatives of the losses by JAX."""
+        return JaxOracle(self, held, data, memory, kept)
+
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array:
         """The lower or upper loss at flat vectors."""
         function = self.lower if level == "lower" else self.upper
@@ -127,7 +160,7 @@ class Task(NamedTuple):
     `measure(x, y)` gives numbers by name at the server, at no client's cost.
     """
 
-    problem: Problem
+    problem: BilevelProblem
     clients: Clients
     measure: Callable[[Array, Array], Mapping[str, Array]] = lambda x, y: {}
 

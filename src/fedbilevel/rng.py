@@ -1,15 +1,40 @@
 """Randomness with an address.
 
 Every random choice is drawn from a generator that is made, at the moment of the draw, from an address
-such as (seed, "lower_steps", round, client, "zeta"). No generator is carried along: what is drawn does not
+such as (seed, "round", 12, "zeta", client). No generator is carried along. What is drawn therefore does not
 depend on the engine, on the order in which clients are served, or on whether the run was resumed.
 """
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+
+
+class Kind(Enum):
+    """What a call to clients is for. The value is the word that enters the addresses of its draws."""
+
+    ROUND = "round"  # a communication round of the algorithm
+    PROBE = "probe"  # a measurement, which the algorithm never sees
+    LOCAL = "local"  # work of the clients for themselves, without a message
+
+
+class Address(NamedTuple):
+    """Where the draws of one call lie. `place` counts the calls of this kind before it."""
+
+    seed: int
+    kind: Kind
+    place: int
+
+    def generator(self, *more: int | str) -> np.random.Generator:
+        """The generator at this address, for a purpose, an argument or a client."""
+        return generator(self.seed, self.kind.value, self.place, *more)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.place}"
 
 
 def generator(seed: int, *address: int | str) -> np.random.Generator:

@@ -1,12 +1,25 @@
 """Putting replies together: the mean, rules that hold against liars, and the mixing of gossip."""
 
-from .mean import Accumulator, Mean, mix, not_finite, present
-from .rules import RULES, CentredClipping, GeometricMedian, Median, NormBound, Rows, Rule, TrimmedMean
+from .mean import Accumulator, Mean, mix, not_finite
+from .rules import (
+    AGGREGATORS,
+    CentredClipping,
+    Gather,
+    GeometricMedian,
+    Median,
+    NormBound,
+    Rows,
+    Rule,
+    TrimmedMean,
+    WeightedMean,
+    gather_by,
+)
 
 __all__ = [
-    "RULES",
+    "AGGREGATORS",
     "Accumulator",
     "CentredClipping",
+    "Gather",
     "GeometricMedian",
     "Mean",
     "Median",
@@ -14,7 +27,8 @@ __all__ = [
     "Rows",
     "Rule",
     "TrimmedMean",
+    "WeightedMean",
+    "gather_by",
     "mix",
     "not_finite",
-    "present",
 ]

@@ -10,26 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..engines.base import Replies
+from ..engines import Fault, Reason, Replies
+from ..steps import present
 
 LARGEST = 1e15  # no entry of a sound reply is beyond it
 
 
 class Accumulator(Protocol):
-    """The replies of one round, put together: a fresh one for every round.
+    """The replies of one round, put together. A fresh one is made for every round.
 
     count   how many valid replies it has
-    fields  the fields that they have, None before the first
     value   what the round returns, as the step's NamedTuple
     """
 
     count: int
 
-    @property
-    def fields(self) -> list[str] | None: ...
-
-    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
-        """Add stacked replies; return who was left out, with the reason."""
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
+        """Add stacked replies; return whose reply was not used, with the reason."""
 
     @property
     def value(self) -> Any: ...
@@ -42,12 +39,8 @@ class Mean:
         self.total: Any = None
         self.weight, self.count = 0.0, 0
 
-    @property
-    def fields(self) -> list[str] | None:
-        return None if self.total is None else present(self.total)
-
-    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, str]:
-        """Add stacked replies; return who was left out because a vector is not finite."""
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
+        """Add stacked replies; return whose reply was not used because a vector is not finite."""
         arrays, tree = jax.tree.flatten(replies.reply)  # without names: steps with replies of equal shapes share
         finite, sums = _finite_sum(arrays, weights)
         left_out = _complaints(replies, finite)
@@ -63,27 +56,24 @@ class Mean:
         return jax.tree.map(partial(_divide, by=np.float32(self.weight)), self.total)
 
 
-def not_finite(replies: Replies) -> dict[int, str]:
+def not_finite(replies: Replies) -> dict[int, Reason]:
     """Which of stacked replies have a vector that is not finite, and which vector."""
     return _complaints(replies, _finite(jax.tree.leaves(replies.reply)))
 
 
-def present(reply: Any) -> list[str]:
-    """The fields that a reply has; others are None."""
-    return [name for name, value in reply._asdict().items() if value is not None]
-
-
-def _complaints(replies: Replies, sound: list[Array]) -> dict[int, str]:
+def _complaints(replies: Replies, sound: list[Array]) -> dict[int, Reason]:
     names, arrays = present(replies.reply), jax.tree.leaves(replies.reply)
     return {
-        replies.clients[i]: f"{name} {_what_is_wrong(a[i])}"
+        replies.clients[i]: _what_is_wrong(name, a[i])
         for name, a, ok in reversed(list(zip(names, arrays, map(np.asarray, sound), strict=True)))
         for i in np.flatnonzero(~ok)
     }
 
 
-def _what_is_wrong(a: Any) -> str:
-    return f"has an entry beyond {LARGEST:g}" if np.isfinite(np.asarray(a)).all() else "is not finite"
+def _what_is_wrong(name: str, a: Any) -> Reason:
+    if np.isfinite(np.asarray(a)).all():
+        return Reason(Fault.TOO_LARGE, f"{name} has an entry beyond {LARGEST:g}", name)
+    return Reason(Fault.NOT_FINITE, f"{name} is not finite", name)
 
 
 @jax.jit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ..federation import Federation
-from ..problem import Problem
+from ..names import Names
+from ..problem import BilevelProblem
 from .aggitd import AggITD
 from .fednest import FedNest
 from .gossip import Gossip
@@ -14,28 +16,59 @@ from .madsbo import MADSBO
 
 
 class Algorithm(Protocol):
-    """A method: a settings class whose fields are its hyperparameters.
+    """A method: an object whose fields are its hyperparameters.
 
-    Its state is a NamedTuple of arrays with `x` and `y` among its fields; all that a step needs of the past
-    is in it, so a run can be resumed from it.
+    Its state is any pytree of arrays that has the flat vectors `x` and `y` as attributes. All that a step needs of
+    the past is in it, or is kept by the clients, so a run can be resumed. A method that a spec names is a settings
+    class (`fedbilevel.settings`); one that is given to `train` may be any object.
+
+    needs_server   whether clients only talk with a server; a method without one uses `Agents`
     """
 
-    def check(self, clients: int) -> None:
-        """Raise `SettingsError` if a setting does not fit the number of registered clients."""
+    needs_server: ClassVar[bool]
 
-    def init(self, problem: Problem, clients: int = 1) -> Any:
+    def init(self, problem: BilevelProblem, clients: int) -> Any:
         """The state before the first outer iteration, for this many registered clients."""
 
     def step(self, fed: Federation, s: Any) -> Any:
         """One outer iteration."""
 
 
-ALGORITHMS: dict[str, type[Any]] = {
-    "fbo-aggitd": AggITD,
-    "fednest": FedNest,
-    "lfednest": LFedNest,
-    "gossip": Gossip,
-    "ma-dsbo": MADSBO,
-}
+@runtime_checkable
+class Checked(Protocol):
+    """A method that can tell early whether its settings fit."""
 
-__all__ = ["ALGORITHMS", "MADSBO", "AggITD", "Algorithm", "FedNest", "Gossip", "LFedNest"]
+    def check(self, clients: int) -> None:
+        """Raise `SettingsError` if a setting does not fit the number of registered clients."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A method that has figures of its own to tell with every evaluation."""
+
+    def report(self, state: Any) -> Mapping[str, float]: ...
+
+
+ALGORITHMS: Names[type[Any]] = Names(
+    "algorithms",
+    "algorithm.name",
+    {
+        "fbo-aggitd": AggITD,
+        "fednest": FedNest,
+        "lfednest": LFedNest,
+        "gossip": Gossip,
+        "ma-dsbo": MADSBO,
+    },
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "MADSBO",
+    "AggITD",
+    "Algorithm",
+    "Checked",
+    "FedNest",
+    "Gossip",
+    "LFedNest",
+    "Reporting",
+]

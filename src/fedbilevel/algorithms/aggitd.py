@@ -27,18 +27,18 @@ from jax import Array
 from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Stream, Y, client_step, sgd
-from .local import LocalWork, State, lower_steps
+from ..steps import Draw, Next, Stream, Y, client_step, sgd
+from .local import AveragedHypergradient, LowerWork, State, lower_steps
 
 
 class Gradients(NamedTuple):
     q: Y | None
-    z: Y | None
+    z: Next[Y] | None
 
 
 class Descent(NamedTuple):
-    y: Y
-    z: Y | None
+    y: Next[Y]
+    z: Next[Y] | None
 
 
 def carry(c: Oracle, z: Array | None, lam: Array, source: bool, xi: Draw, u: Draw) -> Array | None:
@@ -76,7 +76,7 @@ def descend(
 
 
 @settings
-class AggITD(LocalWork):
+class AggITD(LowerWork, AveragedHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
     N: Annotated[Count, about("lower rounds an outer iteration, and the length of the Hessian product")] = 1

@@ -31,8 +31,8 @@ from jax import Array
 from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Y, client_step
-from .local import LocalWork, State
+from ..steps import Draw, Next, Y, client_step
+from .local import AveragedHypergradient, LowerWork, State
 
 
 class UpperGradient(NamedTuple):
@@ -40,7 +40,7 @@ class UpperGradient(NamedTuple):
 
 
 class HessianProduct(NamedTuple):
-    p: Y
+    p: Next[Y]
 
 
 @client_step
@@ -63,7 +63,7 @@ def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> Hessi
 
 
 @settings
-class FedNest(LocalWork):
+class FedNest(LowerWork, AveragedHypergradient):
     """FedNest: the AID-based hypergradient, in a communication loop of its own."""
 
     N: Annotated[Count, about("lower rounds an outer iteration")] = 1

@@ -1,5 +1,5 @@
 """Gossip-based DSBO (Yang, Zhang and Wang, "Decentralized Gossip-Based Stochastic Bilevel Optimization over
-Communication Networks", NeurIPS 2022, Algorithm 2).
+Communication Networks", NeurIPS 2022, Algorithm 1).
 
 No server: agent k has x^k, y^k and running estimates of the mean derivatives, and mixes all of them with its
 neighbours' by the weights w_kj. With the derivatives sampled at (x^k, y^k), one outer iteration is
@@ -27,14 +27,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from pydantic import Field
 
+from ..agents import Agents
 from ..errors import SettingsError
 from ..federation import Federation
 from ..oracle import Oracle
-from ..problem import Problem
+from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import XY, YY, Draw, Sample, Samples, Stream, X, Y, client_step
 from .graphs import Network, own, spread
-from .local import BatchSize
+from .local import BatchSize, rows_of
 
 COLUMNS = 64  # derivatives along so many unit vectors at once
 COPIES = 4  # of the matrices, while a step runs: before, mixed, sampled, after
@@ -85,6 +86,9 @@ class Gossip(Network):
     gamma: Annotated[Positive, about("lower step size γ")] = 0.01
     b: Annotated[Count, about("terms of the series for the inverse Hessian beyond the first")] = 10
     L_g: Annotated[Positive, about("bound on the norm of the Hessian of the lower loss in y")] = 10.0
+    mu_g: Annotated[
+        Annotated[float, Field(ge=0)], about("the running Hessians start at mu_g times the identity, as in the paper")
+    ] = 0.0
     memory_limit: Annotated[Count, about("MB for the matrices of all agents; more is refused")] = 2048
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
     batch_u: Annotated[BatchSize, about("rows for a Hessian; a number: b Hessians are kept and sent")] = "full"
@@ -92,33 +96,36 @@ class Gossip(Network):
     batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
 
     def check(self, clients: int) -> None:
-        """Raise if there is no such graph of so many agents."""
+        """Raise if there is no such graph of so many agents, or if the bounds on the Hessian contradict."""
         self.weights(clients)
+        if self.mu_g > self.L_g:
+            raise SettingsError(f"mu_g = {self.mu_g} is wrong: it is at most L_g, which is {self.L_g}")
 
-    def init(self, problem: Problem, clients: int = 1) -> GossipState:
+    def init(self, problem: BilevelProblem, clients: int = 1) -> GossipState:
         """The initial parameters of the problem, and estimates of zero; refuses what does not fit the memory."""
         self.check_memory(problem, clients)
         x, y = problem.flat_x.vector, problem.flat_y.vector
         p, q = x.size, y.size
-        rows = (x, y, jnp.zeros(p), jnp.zeros(q), jnp.zeros((p, q)), jnp.zeros((self.hessians, q, q)))
+        rows = (x, y, jnp.zeros(p), jnp.zeros(q), jnp.zeros((p, q)), _multiples_of_identity(self.mu_g, self.hessians, q))
         return GossipState(x, y, *(spread(a[None], clients) for a in rows))
 
     def step(self, fed: Federation, s: GossipState) -> GossipState:
         """One outer iteration: one exchange."""
-        agents = len(fed.clients)
-        self.check_memory(fed.engine.problem, agents)
-        xs, ys, *tracked = (spread(a, agents) for a in s[2:])
+        agents = Agents(fed)
+        count = len(agents)
+        self.check_memory(fed.engine.problem, count)
+        xs, ys, *tracked = (spread(a, count) for a in s[2:])
         old = dict(zip(("s", "h", "u", "v"), tracked, strict=True))
-        new = fed.each(
+        new = agents.each(
             sample_derivatives,
             x=own(xs),
             y=own(ys),
-            zeta=Sample("lower", _rows(self.batch_zeta)),
-            xi=Sample("upper", _rows(self.batch_xi)),
-            chi=Sample("lower", _rows(self.batch_chi)),
-            u=Samples("lower", _rows(self.batch_u), self.hessians),
+            zeta=Sample("lower", rows_of(self.batch_zeta)),
+            xi=Sample("upper", rows_of(self.batch_xi)),
+            chi=Sample("lower", rows_of(self.batch_chi)),
+            u=Samples("lower", rows_of(self.batch_u), self.hessians),
         )
-        mixed = fed.exchange("mix", self.weights(agents), x=xs, y=ys, **old)
+        mixed = agents.exchange("mix", self.weights(count), x=xs, y=ys, **old)
         h = _hypergradient(old["s"], old["h"], old["u"], old["v"], self.L_g, self.b)
         xs, ys = mixed["x"] - self.alpha * h, mixed["y"] - self.gamma * new.g_y
         after = [_average(mixed[name], getattr(new, name), self.beta) for name in old]
@@ -129,7 +136,7 @@ class Gossip(Network):
         """How many Hessians an agent keeps: b, or one when all of them are on all rows and so the same."""
         return 1 if self.batch_u == "full" else self.b
 
-    def check_memory(self, problem: Problem, clients: int) -> None:
+    def check_memory(self, problem: BilevelProblem, clients: int) -> None:
         """Raise if the agents' matrices do not fit `memory_limit`."""
         p, q = problem.size_x, problem.size_y
         size = COPIES * 4 * clients * (p * q + self.hessians * q * q)
@@ -152,10 +159,10 @@ def _hypergradient(s: Array, h: Array, u: Array, v: Array, L_g: float, b: int) -
     return s - jnp.einsum("kij,kj->ki", u, w) / L_g
 
 
+def _multiples_of_identity(factor: float, count: int, size: int) -> Array:
+    return jnp.broadcast_to(factor * jnp.eye(size), (count, size, size))
+
+
 @jax.jit
 def _average(mixed: Array, new: Array, beta: float) -> Array:
     return (1 - beta) * mixed + beta * new
-
-
-def _rows(size: int | str) -> int | None:
-    return None if isinstance(size, str) else size

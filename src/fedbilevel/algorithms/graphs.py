@@ -12,7 +12,7 @@ gap = 1 - max(|λ_2|, |λ_m|) is the spectral gap of W: (2/3)(1 - cos(2π/m)) fo
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +98,8 @@ class Network:
     An algorithm's state has `xs` and `ys`, one row for each agent, beside their means `x` and `y`. Before the
     first step all agents are alike, and one row may stand for all of them.
     """
+
+    needs_server: ClassVar[bool] = False
 
     graph: Annotated[Graph, about("who talks with whom: ring, torus (2-d), erdos-renyi or complete")] = "ring"
     edge_probability: Annotated[

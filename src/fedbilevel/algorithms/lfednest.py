@@ -21,7 +21,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, sgd
-from .local import LocalWork, State, Upper
+from .local import LowerWork, SecondDerivatives, State, Upper, UpperWork
 
 
 @client_step
@@ -46,7 +46,7 @@ def local_upper_steps(
 
 
 @settings
-class LFedNest(LocalWork):
+class LFedNest(LowerWork, UpperWork, SecondDerivatives):
     """LFedNest: every client its own hypergradient; only x and y are averaged."""
 
     N: Annotated[Count, about("lower rounds an outer iteration")] = 1

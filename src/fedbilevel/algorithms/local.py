@@ -1,11 +1,13 @@
-"""What the methods with a server share: local work at both levels, its settings, and the hypergradient.
+"""What the methods with a server share: local work at both levels, and the hypergradient.
 
-One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too.
+One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too. The settings are in small classes, one for
+each piece of work, with the rounds that use them. A method is made of the pieces that it uses, and so has no setting
+that it would ignore.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jax import Array
 from pydantic import Field
@@ -13,9 +15,9 @@ from pydantic import Field
 from ..errors import SettingsError
 from ..federation import Federation, cohort_size
 from ..oracle import Oracle
-from ..problem import Problem
+from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Epochs, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
+from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -33,11 +35,11 @@ class Hypergradient(NamedTuple):
 
 
 class Upper(NamedTuple):
-    x: X
+    x: Next[X]
 
 
 class Lower(NamedTuple):
-    y: Y
+    y: Next[Y]
 
 
 class LowerGradient(NamedTuple):
@@ -80,83 +82,64 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 @settings
 class LocalWork:
-    """The settings of local work at both levels, and the rounds that do it."""
+    """Which clients work in an outer iteration, and how steps are shared out."""
 
-    alpha: Annotated[Positive, about("upper step size α")] = 0.01
-    beta: Annotated[Positive, about("lower step size β")] = 0.003
-    lower_solver: Annotated[
-        Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
-    ] = "svrg"
+    needs_server: ClassVar[bool] = True
+
     participation: Annotated[
         Count | Annotated[float, Field(gt=0, le=1)],
         about("clients an outer iteration: a whole number, or a share such as 0.1; 1.0 is all of them"),
     ] = 0.1
+    share_steps: Annotated[
+        bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
+    ] = False
+
+    def check(self, clients: int) -> None:
+        """Raise `SettingsError` if a setting does not fit the number of registered clients."""
+        cohort_size(self.participation, clients)
+        for name in ("lower_steps", "upper_steps"):
+            steps = getattr(self, name, None)
+            if isinstance(steps, tuple) and len(steps) != clients:
+                raise SettingsError(
+                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
+                )
+
+    def init(self, problem: BilevelProblem, clients: int = 1) -> State:
+        """The initial parameters of the problem, however many clients there are."""
+        return State(problem.flat_x.vector, problem.flat_y.vector)
+
+
+@settings
+class LowerWork(LocalWork):
+    """One-Round-Lower: local steps on the lower loss, and the gradient q that corrects them."""
+
+    beta: Annotated[Positive, about("lower step size β")] = 0.003
+    lower_solver: Annotated[
+        Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
+    ] = "svrg"
     lower_epochs: Annotated[
         Count, about("lower local work, in passes over the client's rows; unless lower_steps is given")
     ] = 5
     lower_steps: Annotated[
         Steps | None, about("lower local steps τ instead: one number, or a list with one for each client")
     ] = None
-    upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
-    share_steps: Annotated[
-        bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
-    ] = False
     batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
     batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
-    batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
-    batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
-    batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
-    batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
-
-    def check(self, clients: int) -> None:
-        """Raise if a setting does not fit the number of registered clients."""
-        cohort_size(self.participation, clients)
-        for name in ("lower_steps", "upper_steps"):
-            steps = getattr(self, name)
-            if isinstance(steps, tuple) and len(steps) != clients:
-                raise SettingsError(
-                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
-                )
-
-    def init(self, problem: Problem, clients: int = 1) -> State:
-        """The initial parameters of the problem, however many clients there are."""
-        return State(problem.flat_x.vector, problem.flat_y.vector)
 
     @property
     def zeta(self) -> Sample:
         """The rows of the gradient q."""
-        return Sample("lower", _rows(self.batch_zeta))
-
-    @property
-    def u(self) -> Sample:
-        """The rows of a Hessian product."""
-        return Sample("lower", _rows(self.batch_u))
-
-    @property
-    def xi(self) -> Sample:
-        """The rows of a gradient of the upper loss."""
-        return Sample("upper", _rows(self.batch_xi))
-
-    @property
-    def chi(self) -> Sample:
-        """The rows of a mixed derivative."""
-        return Sample("lower", _rows(self.batch_chi))
+        return Sample("lower", rows_of(self.batch_zeta))
 
     @property
     def lower_work(self) -> dict[str, Any]:
         """The arguments of a round of lower local steps."""
-        rows = _rows(self.batch_zeta_local)
+        rows = rows_of(self.batch_zeta_local)
         if self.lower_steps is None:
             work: Epochs | Samples = Epochs("lower", rows, self.lower_epochs)
         else:
             work = Samples("lower", rows, _count(self.lower_steps))
         return dict(beta=self.beta, shared=self.share_steps, zeta=work)
-
-    @property
-    def upper_work(self) -> dict[str, Any]:
-        """The arguments of a round of upper local steps."""
-        work = Samples("upper", _rows(self.batch_xi_local), _count(self.upper_steps))
-        return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
 
     def descend(self, fed: Federation, y: Array) -> Array:
         """One-Round-Lower with the gradient it needs: two rounds, or one with the SGD solver."""
@@ -166,13 +149,59 @@ class LocalWork:
         q = fed.round(lower_gradient, zeta=self.zeta).q
         return fed.round(lower_steps, q=q, **self.lower_work).y
 
+
+@settings
+class UpperWork(LocalWork):
+    """One-Round-Upper: local steps on the upper loss."""
+
+    alpha: Annotated[Positive, about("upper step size α")] = 0.01
+    upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
+    batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
+
+    @property
+    def upper_work(self) -> dict[str, Any]:
+        """The arguments of a round of upper local steps."""
+        work = Samples("upper", rows_of(self.batch_xi_local), _count(self.upper_steps))
+        return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
+
+
+@settings
+class SecondDerivatives:
+    """The rows of Hessian products and of mixed derivatives."""
+
+    batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
+    batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
+
+    @property
+    def u(self) -> Sample:
+        """The rows of a Hessian product."""
+        return Sample("lower", rows_of(self.batch_u))
+
+    @property
+    def chi(self) -> Sample:
+        """The rows of a mixed derivative."""
+        return Sample("lower", rows_of(self.batch_chi))
+
+
+@settings
+class AveragedHypergradient(UpperWork, SecondDerivatives):
+    """A hypergradient that is averaged over clients, and One-Round-Upper along it."""
+
+    batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
+
+    @property
+    def xi(self) -> Sample:
+        """The rows of a gradient of the upper loss."""
+        return Sample("upper", rows_of(self.batch_xi))
+
     def improve(self, fed: Federation, p: Array) -> Array:
         """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
         h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
         return fed.round(upper_steps, h=h, **self.upper_work).x
 
 
-def _rows(size: int | str) -> int | None:
+def rows_of(size: int | str) -> int | None:
+    """The size of a sample; None, which is all rows, for "full"."""
     return None if isinstance(size, str) else size
 
 

@@ -28,14 +28,15 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from ..agents import Agents
 from ..errors import SettingsError
 from ..federation import Federation
 from ..oracle import Oracle
-from ..problem import Problem
+from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, PerClient, Sample, Y, client_step
 from .graphs import Matrix, Network, own, spread
-from .local import BatchSize, Hypergradient
+from .local import BatchSize, Hypergradient, rows_of
 
 
 class MADSBOState(NamedTuple):
@@ -82,7 +83,7 @@ class MADSBO(Network):
     alpha: Annotated[Positive, about("upper step size α")] = 0.1
     theta: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        about("weight θ of a new hypergradient in the moving average; left out: alpha, as in the paper"),
+        about("weight θ of a new hypergradient in the moving average; default: alpha, as in the paper"),
     ] = None
     T: Annotated[Count, about("lower steps an outer iteration")] = 5
     beta: Annotated[Positive, about("lower step size β")] = 0.01
@@ -102,38 +103,38 @@ class MADSBO(Network):
                 "set theta"
             )
 
-    def init(self, problem: Problem, clients: int = 1) -> MADSBOState:
+    def init(self, problem: BilevelProblem, clients: int = 1) -> MADSBOState:
         """The initial parameters of the problem, and hypergradients of zero."""
         x, y = problem.flat_x.vector, problem.flat_y.vector
         return MADSBOState(x, y, *(spread(a[None], clients) for a in (x, y, jnp.zeros_like(x))))
 
     def step(self, fed: Federation, s: MADSBOState) -> MADSBOState:
         """One outer iteration: T+N-1 exchanges."""
-        agents = len(fed.clients)
-        W = self.weights(agents)
-        xs, ys, r = (spread(a, agents) for a in s[2:])
+        agents = Agents(fed)
+        W = self.weights(len(agents))
+        xs, ys, r = (spread(a, len(agents)) for a in s[2:])
         x = own(xs)
-        zeta = Sample("lower", _rows(self.batch_zeta))
+        zeta = Sample("lower", rows_of(self.batch_zeta))
         mixed_x = xs
         for t in range(self.T):
-            move = fed.each(lower_move, x=x, y=own(ys), beta=self.beta, zeta=zeta).y
-            mixed = fed.exchange("mix_lower", W, y=ys, **({"x": xs} if t == 0 else {}))
+            move = agents.each(lower_move, x=x, y=own(ys), beta=self.beta, zeta=zeta).y
+            mixed = agents.exchange("mix_lower", W, y=ys, **({"x": xs} if t == 0 else {}))
             ys, mixed_x = mixed["y"] - move, mixed.get("x", mixed_x)
         y = own(ys)
-        z = self.inverse_product(fed, W, x, y)
-        xi, chi = Sample("upper", _rows(self.batch_xi)), Sample("lower", _rows(self.batch_chi))
-        u = fed.each(local_hypergradient, x=x, y=y, z=own(z), xi=xi, chi=chi).h
+        z = self.inverse_product(agents, W, x, y)
+        xi, chi = Sample("upper", rows_of(self.batch_xi)), Sample("lower", rows_of(self.batch_chi))
+        u = agents.each(local_hypergradient, x=x, y=y, z=own(z), xi=xi, chi=chi).h
         xs, r = _outer(mixed_x, r, u, self.alpha, self.alpha if self.theta is None else self.theta)
         return MADSBOState(xs.mean(0), ys.mean(0), xs, ys, r)
 
-    def inverse_product(self, fed: Federation, W: Matrix, x: PerClient, y: PerClient) -> Array:
+    def inverse_product(self, agents: Agents, W: Matrix, x: PerClient, y: PerClient) -> Array:
         """z_i ≈ (1/m Σ_j ∇²_y g_j)^{-1} 1/m Σ_j ∇_y f_j at the agents' x and y, after N steps from zero."""
-        rows = dict(xi=Sample("upper", _rows(self.batch_xi)), u=Sample("lower", _rows(self.batch_u)))
-        s = d = fed.each(residual, x=x, y=y, z=None, **rows).s
+        rows = dict(xi=Sample("upper", rows_of(self.batch_xi)), u=Sample("lower", rows_of(self.batch_u)))
+        s = d = agents.each(residual, x=x, y=y, z=None, **rows).s
         z = -self.gamma * d  # the first step: z_i = 0 needs no mixing
         for _ in range(1, self.N):
-            new = fed.each(residual, x=x, y=y, z=own(z), **rows).s
-            mixed = fed.exchange("mix_product", W, z=z, d=d)
+            new = agents.each(residual, x=x, y=y, z=own(z), **rows).s
+            mixed = agents.exchange("mix_product", W, z=z, d=d)
             d, s = mixed["d"] + new - s, new
             z = mixed["z"] - self.gamma * d
         return z
@@ -142,7 +143,3 @@ class MADSBO(Network):
 @jax.jit
 def _outer(mixed: Array, r: Array, u: Array, alpha: float, theta: float) -> tuple[Array, Array]:
     return mixed - alpha * r, (1 - theta) * r + theta * u
-
-
-def _rows(size: int | str) -> int | None:
-    return None if isinstance(size, str) else size

@@ -1,21 +1,27 @@
-"""What runs client steps: swappable, and never aware of an algorithm."""
+"""What runs client steps. Engines can be swapped, and none of them knows an algorithm."""
 
-from .attacks import Attack, AttackSettings
-from .base import Call, Engine, Held, Replies
-from .chaos import Chaos, ChaosSettings, load_chaos
+from .base import Broken, Capabilities, Engine
+from .call import Call, Held, make_call, payload
+from .expected import Expected, expect
 from .loop import Loop
+from .replies import Fault, Reason, Replies
 from .simulation import Simulation
+from .states import ClientStates
 
 __all__ = [
-    "Attack",
-    "AttackSettings",
+    "Broken",
     "Call",
-    "Chaos",
-    "ChaosSettings",
+    "Capabilities",
+    "ClientStates",
     "Engine",
+    "Expected",
+    "Fault",
     "Held",
     "Loop",
+    "Reason",
     "Replies",
     "Simulation",
-    "load_chaos",
+    "expect",
+    "make_call",
+    "payload",
 ]

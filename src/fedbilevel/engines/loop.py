@@ -1,9 +1,8 @@
-"""One client at a time, unbatched: slow, easy to debug, and names the client in an error."""
+"""One client at a time, unbatched: slow, easy to debug, and it names the client in an error."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,19 +10,29 @@ import numpy as np
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, StepError
-from ..oracle import remember
-from ..problem import Problem
-from .base import Call, Replies, pad, perform, prepare
+from ..problem import BilevelProblem
+from .base import Capabilities
+from .call import Call
+from .replies import Replies
+from .states import ClientStates
+from .work import pad, perform, prepare, recalled
 
 
 class Loop:
-    """Runs the cohort's clients one after the other in this process."""
+    """Runs the cohort's clients one after the other in this process.
 
-    def __init__(self, problem: Problem, clients: Clients) -> None:
+    A problem whose oracle JAX can trace is compiled; the steps of any other are run as they are.
+
+    states    where clients keep what is their own; a store in memory by default
+    """
+
+    def __init__(self, problem: BilevelProblem, clients: Clients, *, states: ClientStates | None = None) -> None:
         self.problem, self.clients = problem, clients
+        self._states = ClientStates() if states is None else states
+        self.capabilities = Capabilities(states=self._states)
         self._programs: dict[Any, Any] = {}
-        self._remember = jax.jit(partial(remember, problem))
-        self._kept: dict[int, tuple[int, Any]] = {}
+        self._remember = jax.jit(problem.remember) if problem.traceable else problem.remember
+        self._memories: dict[int, tuple[int, Any]] = {}
 
     def replies(self, call: Call) -> Iterator[Replies]:
         for client in call.clients:
@@ -33,24 +42,33 @@ class Loop:
                 raise
             except Exception as error:
                 raise StepError(f"client {client}, {call}: {type(error).__name__}: {error}") from error
-            yield Replies((client,), jax.tree.map(lambda a: a[None], reply))
+            yield Replies(clients=(client,), reply=jax.tree.map(lambda a: a[None], reply))
 
     def close(self) -> None:
-        self._kept.clear()
+        self._memories.clear()
+        self._states.clear()
 
     def _reply(self, call: Call, client: int) -> Any:
         capacity = self.clients.capacity
         data = pad(self.clients.load(client), capacity)
-        own = {name: np.asarray(each.values[client], np.float32) for name, each in call.own.items()}
+        rows = {name: np.asarray(each.values[client], np.float32) for name, each in call.rows.items()}
         draws = prepare(call, client, self.clients.size(client), capacity)
+        kept = recalled(call, self.problem, self._states, client)
         memory = None
         if "x" in call.held:
             held = call.held["x"]
-            if client not in self._kept or self._kept[client][0] != held.version:
-                self._kept = {c: k for c, k in self._kept.items() if k[0] == held.version}
-                self._kept[client] = held.version, self._remember(held.value, data)
-            memory = self._kept[client][1]
-        program = self._programs.setdefault(
-            call.program, jax.jit(lambda *arguments: perform(self.problem, call, *arguments))
-        )
-        return program(call.vectors, call.arrays, own, draws, data, memory)
+            if client not in self._memories or self._memories[client][0] != held.version:
+                self._memories = {c: m for c, m in self._memories.items() if m[0] == held.version}
+                self._memories[client] = held.version, self._remember(held.value, data)
+            memory = self._memories[client][1]
+        if call.program not in self._programs:
+
+            def program(*arguments: Any) -> Any:
+                return perform(self.problem, call, *arguments)
+
+            self._programs[call.program] = jax.jit(program) if self.problem.traceable else program
+        run = self._programs[call.program]
+        reply, own = run(call.vectors, call.arrays, rows, draws, kept, data, memory)
+        if own:
+            self._states.write(client, call.clock, own, call.settled)
+        return reply

@@ -6,7 +6,9 @@ stacked, in the order of the cohort, so the federation checks each client's as i
 parts in a fixed order: with one actor the numbers are bit for bit those of `Simulation`.
 
 Held vectors go to Ray's object store once a version, and from there once to each node. A step is pure and an
-actor's state is data only, so an actor or a node that dies is replaced and asked again, and the numbers stay.
+actor has data only, so an actor or a node that dies is replaced and asked again, and the numbers stay. For the same
+reason what clients keep stays with the driver: it goes to the actor with the part, and comes back with the replies.
+An actor that dies takes no client's state with it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,16 @@ import numpy as np
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
-from ..problem import Over, Problem
+from ..problem import BilevelProblem, Over
+from ..rng import Address
 from ..runtime import cache_programs, keep_memory
 from ..steps import Descriptor, PerClient, find_step
-from .base import Call, Held, Replies
+from .base import Capabilities
+from .call import Call, Held
+from .expected import expect
+from .replies import Fault, Reason, Replies
 from .simulation import Simulation
+from .states import ClientStates, State
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -52,12 +59,20 @@ class Part(NamedTuple):
     """
 
     step: str
-    address: tuple[int | str, ...]
+    address: Address
     clients: tuple[int, ...]
     asked: int
     versions: tuple[tuple[str, int], ...]
     constants: Mapping[str, Any]
     samples: Mapping[str, Descriptor]
+    states: Mapping[int, State]
+
+
+class Answer(NamedTuple):
+    """What an actor returns: the fields of the replies, and what each client keeps."""
+
+    fields: dict[str, Any]
+    kept: dict[int, State]
 
 
 class Worker:
@@ -70,7 +85,7 @@ class Worker:
         self._settings = settings
         self._simulation: Simulation | None = None
 
-    def reply(self, task: list[Any], part: Part, down: tuple[Any, Any], *held: Any) -> dict[str, Any]:
+    def reply(self, task: list[Any], part: Part, down: tuple[Any, Any], *held: Any) -> Answer:
         """As `answer`. The task comes with every call, as an actor that was made again has to read it again."""
         return answer(self._prepared(task), part, down, held)
 
@@ -89,33 +104,49 @@ class Worker:
         return str(ray.get_runtime_context().get_node_id()), os.getpid()
 
 
-def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> dict[str, Any]:
-    """The fields of the replies of the clients really asked, stacked."""
-    arrays, own = down
+def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> Answer:
+    """The fields of the replies of the clients really asked, stacked, and what these clients keep."""
+    arrays, rows = down
     importlib.import_module(part.step.partition(":")[0])
     shelf = {name: Held(version, value, ()) for (name, version), value in zip(part.versions, held, strict=True)}
-    step = find_step(part.step)
-    call = Call(step, part.address, part.clients, shelf, arrays, part.constants, own, part.samples)
+    states = simulation.capabilities.states
+    assert states is not None
+    states.clear()
+    for client, state in part.states.items():
+        states.write(client, 0, state, 0)
+    call = Call(
+        step=find_step(part.step),
+        address=part.address,
+        clients=part.clients,
+        held=shelf,
+        arrays=arrays,
+        constants=part.constants,
+        rows=rows,
+        samples=part.samples,
+        clock=1,
+    )
     chunks = [replies.reply._asdict() for replies in simulation.replies(call)]
-    return {
+    fields = {
         name: None if value is None else np.concatenate([np.asarray(c[name]) for c in chunks])[: part.asked]
         for name, value in chunks[0].items()
     }
+    kept = {client: states.read(client, 2) for client in part.clients[: part.asked]} if call.keeps else {}
+    return Answer(fields, kept)
 
 
 class Ray:
     """Spreads a cohort over long-lived actors of a Ray cluster, each of them a `Simulation` of its part.
 
     actors    how many processes; the numbers depend on it in the last digits, and on nothing else of the cluster
-    address   host:port of the head of a cluster, or "local" for one of this process' own; what $RAY_ADDRESS says
-              when left out, else local. A process that is connected already stays with its cluster
+    address   host:port of the head of a cluster, or "local" for one of this process' own; by default what
+              $RAY_ADDRESS says, or else local. A process that is connected already stays with its cluster
     timeout   seconds after which an actor's part of a round is given up, counted and named
     over, memory_limit, devices: as for `Simulation`, for each actor
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: BilevelProblem,
         clients: Clients,
         *,
         actors: int = 2,
@@ -128,12 +159,16 @@ class Ray:
         if actors < 1:
             raise SettingsError(f"actors = {actors} is wrong: use at least 1")
         self.problem, self.clients, self._timeout = problem, clients, timeout
+        self._states = ClientStates(limit=memory_limit)
+        self.capabilities = Capabilities(states=self._states)
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
         settings = dict(over=over, memory_limit=memory_limit, devices=devices)
         see = jax.config.values["jax_num_cpu_devices"]  # an actor's JAX is to see as many as this process' does
         places = placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Worker)
-        fresh = dataclasses.replace(problem)  # without what it has cached, which does not travel
+        fresh: Any = problem
+        if dataclasses.is_dataclass(fresh) and not isinstance(fresh, type):
+            fresh = dataclasses.replace(fresh)  # without what it has cached, which does not travel
         self._task = ray.put((fresh, clients))
         self.actors = [
             make.options(scheduling_strategy=PlacementGroupSchedulingStrategy(places, i)).remote(settings, see)
@@ -157,9 +192,9 @@ class Ray:
 
     def replies(self, call: Call) -> Iterator[Replies]:
         check_found(call.step.address)
-        own = {name: PerClient(_host(each.values)) for name, each in call.own.items()}
+        rows = {name: PerClient(_host(each.values)) for name, each in call.rows.items()}
         arrays = {name: _host(value) for name, value in call.arrays.items()}
-        down, sent = ray.put((arrays, own)), message_bytes((arrays, own))
+        down, sent = ray.put((arrays, rows)), message_bytes((arrays, rows))
         sent += sum(message_bytes(_host(h.value)) for name, h in call.held.items() if self._lacks(name, h))
         held = [self._shelve(name, value) for name, value in call.held.items()]
         parts = list(self._parts(call))
@@ -173,16 +208,19 @@ class Ray:
             asked, size = part.clients[: part.asked], sent + message_bytes(part)
             while True:
                 try:
-                    fields = ray.get(running[i], timeout=max(0.1, limit - time.monotonic()))
-                    yield Replies(asked, call.step.reply_type(**fields), wire=(message_bytes(fields), size))
+                    fields, kept = ray.get(running[i], timeout=max(0.1, limit - time.monotonic()))
+                    for client, state in kept.items():
+                        self._states.write(client, call.clock, state, call.settled)
+                    reply = call.step.reply_type(**fields)
+                    yield Replies(clients=asked, reply=reply, wire=(message_bytes(fields), size))
                     break
                 except RayTaskError as error:
                     if isinstance(error.cause, FedBilevelError):
                         raise error.cause from None
                     raise StepError(f"{call}: {type(error.cause).__name__}: {error.cause}") from error
                 except GetTimeoutError:
-                    late = dict.fromkeys(asked, f"no reply within {self._timeout:g} s")
-                    yield Replies((), None, late, (0, size))
+                    late = Reason(Fault.ABSENT, f"no reply within {self._timeout:g} s")
+                    yield Replies(refused=dict.fromkeys(asked, late), wire=(0, size))
                     break
                 except RayError:  # an actor that is being made again, or a reply lost with its node
                     time.sleep(PAUSE)
@@ -193,6 +231,7 @@ class Ray:
         for actor in self.actors:
             ray.kill(actor)
         remove_placement_group(self._places)
+        self._states.clear()
 
     def whereabouts(self) -> list[tuple[str, int]]:
         """The node and the process of each actor."""
@@ -202,10 +241,14 @@ class Ray:
     def _parts(self, call: Call) -> Iterator[Part]:
         size = -(-len(call.clients) // len(self.actors))
         versions = tuple((name, held.version) for name, held in call.held.items())
+        recalls = bool(expect(call, self.problem).asked) or call.keeps
         for start in range(0, len(call.clients), size):
             asked = call.clients[start : start + size]
             full = asked + asked[-1:] * (size - len(asked))
-            yield Part(call.step.address, call.address, full, len(asked), versions, call.constants, call.samples)
+            states = {c: self._states.read(c, call.clock) for c in asked} if recalls else {}
+            states = {client: state for client, state in states.items() if state}
+            chosen = call.constants, call.samples
+            yield Part(call.step.address, call.address, full, len(asked), versions, *chosen, states)
 
     def _lacks(self, name: str, held: Held) -> bool:
         return self._held.get(name, (None,))[0] != held.version

@@ -21,9 +21,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..data.clients import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
-from ..oracle import Arrays, Memory, remember
-from ..problem import Over, Problem
-from .base import Call, Replies, pad, perform, prepare
+from ..oracle import Arrays, Kept
+from ..problem import BilevelProblem, Over
+from ..rng import Kind
+from .base import Capabilities
+from .call import Call
+from .replies import Replies
+from .states import ClientStates
+from .work import pad, perform, prepare, recalled
 
 PyTree = Any
 MIB = 2**20
@@ -40,23 +45,29 @@ class Resident(NamedTuple):
 class Simulation:
     """Runs a cohort as one jitted program a step.
 
-    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; what
-                    the problem says when left out
+    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; by
+                    default it is what the problem says
     memory_limit    MiB for a cohort's data, its features and what a program makes of them; a cohort that needs
-                    more goes in chunks
-    devices         the devices to spread clients over; all that JAX sees, of all processes, when left out
+                    more goes in chunks. What clients keep has the same limit, and goes to files beyond it
+    devices         the devices to spread clients over; by default all that JAX sees, of all processes
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: BilevelProblem,
         clients: Clients,
         *,
         over: Over | None = None,
         memory_limit: int = 1024,
         devices: int | None = None,
     ) -> None:
+        if not problem.traceable:
+            raise SettingsError(
+                "engine = 'simulation' is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
+            )
         self.problem, self.clients = problem, clients
+        self._states = ClientStates(limit=memory_limit)
+        self.capabilities = Capabilities(states=self._states)
         self._over = over or problem.over
         self._limit = memory_limit * MIB
         available = jax.devices()
@@ -77,59 +88,75 @@ class Simulation:
             NamedSharding(self._mesh, PartitionSpec(*axes)) for axes in ((), ("clients",))
         )
         self._programs: dict[Any, Any] = {}
-        self._kept: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
+        self._kept: dict[bool, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
         self._held: dict[str, tuple[int, Array]] = {}
-        self._remember = self._compile(lambda shared, each: remember(problem, shared, each))
+        self._remember = self._compile(problem.remember)
         self._kept_bytes, self._work_bytes = self._estimate()
 
     def replies(self, call: Call) -> Iterator[Replies]:
         for chunk, asked in self._chunks(call.clients):
             try:
-                reply = self._reply(call, chunk)
+                reply = self._reply(call, chunk, asked)
             except FedBilevelError:
                 raise
             except Exception as error:
                 raise StepError(f"{call}: {type(error).__name__}: {error}") from error
-            yield Replies(asked, reply if len(asked) == len(chunk) else _first(reply, len(asked)))
+            yield Replies(clients=asked, reply=reply if len(asked) == len(chunk) else _first(reply, len(asked)))
 
     def close(self) -> None:
         self._kept.clear()
         self._held.clear()
+        self._states.clear()
 
     def load(self, chunk: tuple[int, ...]) -> Arrays:
         """The chunk's data, padded and stacked, on the devices."""
         capacity = self.clients.capacity
         return self._spread(_stack([pad(self.clients.load(client), capacity) for client in self._here(chunk)]))
 
-    def embed(self, x: Array, data: Arrays) -> Memory | None:
+    def embed(self, x: Array, data: Arrays) -> Any:
         """What the chunk's clients compute once from a new x."""
         return self._remember(x, data)
 
-    def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any]:
-        """The chunk's own values, and the rows of its samples."""
+    def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        """The chunk's own values, the rows of its samples, and what its clients have kept."""
         capacity, here = self.clients.capacity, list(self._here(chunk))
-        own = {name: np.asarray(each.values, np.float32)[here] for name, each in call.own.items()}
+        rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
         draws = [prepare(call, client, self.clients.size(client), capacity) for client in here]
-        return self._spread((own, _stack(draws)))
+        kept = [recalled(call, self.problem, self._states, client) for client in here]
+        return self._spread((rows, _stack(draws), _stack(kept)))
 
-    def compute(self, call: Call, own: Any, draws: Any, data: Arrays, memory: Memory | None) -> Any:
-        """Run the step's program. Without a memory, it embeds what it needs of the data by itself."""
+    def compute(self, call: Call, rows: Any, draws: Any, kept: dict[str, Kept], data: Arrays, memory: Any) -> Any:
+        """Run the step's program: what clients send, and what they keep.
+
+        Without a memory, the program embeds what it needs of the data by itself.
+        """
         program = (*call.program, memory is None)
         if program not in self._programs:
 
             def step(shared: Any, each: Any) -> Any:
                 vectors, arrays = shared
-                own, draws, data, memory = each
+                rows, draws, kept, data, memory = each
                 if memory is None and "x" in vectors:
-                    memory = remember(self.problem, vectors["x"], data)
-                return perform(self.problem, call, vectors, arrays, own, draws, data, memory)
+                    memory = self.problem.remember(vectors["x"], data)
+                return perform(self.problem, call, vectors, arrays, rows, draws, kept, data, memory)
 
             self._programs[program] = self._compile(step, gather=True)
-        return self._programs[program]((self._vectors(call), self._share(call.arrays)), (own, draws, data, memory))
+        shared = self._vectors(call), self._share(call.arrays)
+        return self._programs[program](shared, (rows, draws, kept, data, memory))
 
-    def _reply(self, call: Call, chunk: tuple[int, ...]) -> Any:
+    def _reply(self, call: Call, chunk: tuple[int, ...], asked: tuple[int, ...]) -> Any:
         resident = self._resident(call, chunk)  # first, so that it embeds while rows are drawn
-        return self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
+        reply, own = self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
+        if own:
+            self._keep(call, asked, own)
+        return reply
+
+    def _keep(self, call: Call, asked: tuple[int, ...], own: Any) -> None:
+        """Write down what the clients of a chunk keep."""
+        host = jax.tree.map(np.asarray, own)
+        for i, client in enumerate(asked):
+            state = {name: tuple(leaf[i] for leaf in leaves) for name, leaves in host.items()}
+            self._states.write(client, call.clock, state, call.settled)
 
     def _compile(self, function: Any, gather: bool = False) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices.
@@ -180,16 +207,16 @@ class Simulation:
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
         """The chunk's data, and its memory at the held x.
 
-        Both are kept while the cohort stays the same, for rounds and probes apart, if the limit has room for that.
+        Both are kept while the cohort stays the same, for work and probes apart, if the limit has room for that.
         If not, the data are loaded for every round and there is no memory: a program that embeds for itself leaves
         out what its step does not need.
         """
         if not self._stays(call.clients):
             return Resident(self.load(chunk), None, None)
-        kind = str(call.address[1])
-        if self._kept.get(kind, ((), {}))[0] != call.clients:
-            self._kept[kind] = call.clients, {}
-        kept = self._kept[kind][1]
+        measured = call.kind is Kind.PROBE
+        if self._kept.get(measured, ((), {}))[0] != call.clients:
+            self._kept[measured] = call.clients, {}
+        kept = self._kept[measured][1]
         resident = kept.get(chunk) or Resident(self.load(chunk), None, None)
         held = call.held.get("x")
         if held is not None and resident.version != held.version:
@@ -241,7 +268,7 @@ class Simulation:
         """
         one = pad(self.clients.load(0), self.clients.capacity)
         x = self.problem.flat_x.vector
-        memory = jax.eval_shape(lambda v, d: remember(self.problem, v, d), x, one)
+        memory = jax.eval_shape(self.problem.remember, x, one)
         data, memory = (
             sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)) for tree in (one, memory)
         )

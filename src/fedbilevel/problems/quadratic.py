@@ -26,7 +26,8 @@ from pydantic import Field
 
 from .. import rng
 from ..data import ClientData, DataSettings, ListedClients, Part
-from ..problem import Batch, Problem, Task
+from ..batch import Batch
+from ..problem import Problem, Task
 from ..settings import Size, about, settings
 
 Matrix = np.ndarray

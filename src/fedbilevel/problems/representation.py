@@ -17,7 +17,8 @@ from pydantic import Field
 
 from ..data import DataSettings, Part
 from ..models import ModelName, TwoHalves, cnn, mlp
-from ..problem import Batch, Over, Problem, PyTree, Task, task_with_test
+from ..batch import Batch
+from ..problem import Over, Problem, PyTree, Task, task_with_test
 from ..settings import Positive, Size, about, settings
 
 Regulariser = Literal["norm", "ridge"]

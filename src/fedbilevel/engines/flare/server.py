@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +11,11 @@ import numpy as np
 
 from ...data.clients import ClientData, ClientSize
 from ...errors import SettingsError, StepError
-from ...problem import Problem
-from ..base import Call, Replies
+from ...problem import BilevelProblem
+from ..base import Capabilities
+from ..call import Call
+from ..expected import expect
+from ..replies import Fault, Reason, Replies
 from .wire import HEADER_LIMIT, LIMIT, Malformed, descriptor_to_json, pack, unpack
 
 
@@ -56,19 +60,22 @@ class Flare:
     send     what carries the bytes
     timeout  seconds that a site has for a step
     noise    the multiplier of local privacy, which every site has to add itself, if there is any
+    run      names the run, so that a site finds what it kept for it; a job that goes on with a run has the same
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: BilevelProblem,
         sites: Sequence[str],
         send: Transport,
         *,
         timeout: float = 600.0,
         noise: float | None = None,
+        run: str | None = None,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
-        self.noisy, self._noise = noise is not None, noise
+        self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
+        self._noise, self._run = noise, run or secrets.token_hex(8)
         self._send, self._timeout = send, timeout
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # who could not be reached in the last call, and why
@@ -79,7 +86,8 @@ class Flare:
     def _greet(self) -> list[ClientSize | None]:
         """Begin a session with every site that is up; those whose problem is another are refused."""
         sizes = [self.problem.size_x, self.problem.size_y]
-        header = {"kind": "hello", "round": 0, "session": self._session, "sizes": sizes, "noise": self._noise}
+        header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
+        header |= {"sizes": sizes, "noise": self._noise}
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
         self.refused = dict(delivery.failures)
         found: dict[str, ClientSize] = {}
@@ -106,8 +114,8 @@ class Flare:
         def request(client: int, names: set[str]) -> bytes:
             down = {name: np.asarray(v) for name, v in vectors.items() if name.removeprefix("held.") in names}
             down |= {f"array.{name}": np.asarray(value) for name, value in call.arrays.items()}
-            own = {f"own.{n}": np.asarray(each.values[client], np.float32) for n, each in call.own.items()}
-            return pack(self._header(call, client, number), down | own)
+            rows = {f"row.{n}": np.asarray(each.values[client], np.float32) for n, each in call.rows.items()}
+            return pack(self._header(call, client, number), down | rows)
 
         lacking = {c: {name for name, held in call.held.items() if c in held.missing} for c in up}
         requests = {site: request(c, lacking[c]) for c, site in up.items()}
@@ -133,15 +141,17 @@ class Flare:
             site = self.sites[client]
             if site in self.refused or site in failures or site not in replies:
                 why = self.refused.get(site) or failures.get(site, "no reply")
-                yield Replies((), None, {}, (0, sent.get(site, 0)), absent={client: f"{site}: {why}"})
+                absent = Reason(Fault.ABSENT, f"{site}: {why}")
+                yield Replies(refused={client: absent}, wire=(0, sent.get(site, 0)))
                 continue
             got = len(replies[site]) if isinstance(replies[site], bytes) else 0
+            wire = got, sent[site]
             try:
-                reply = self._checked(call, replies[site], number, limit)
+                reply, forgot = self._checked(call, replies[site], number, limit)
             except Malformed as error:
-                yield Replies((), None, {client: f"{site}: {error}"}, (got, sent[site]))
+                yield Replies(refused={client: Reason(Fault.FAILED, f"{site}: {error}")}, wire=wire)
             else:
-                yield Replies((client,), reply, {}, (got, sent[site]))
+                yield Replies(clients=(client,), reply=reply, wire=wire, forgot=(client,) if forgot else ())
 
     def close(self) -> None:
         """Nothing is kept here; sites end with their job."""
@@ -152,7 +162,10 @@ class Flare:
             "round": number,
             "session": self._session,
             "step": call.step.address,
-            "address": list(call.address),
+            "address": [call.address.seed, call.address.kind.value, call.address.place],
+            "clock": call.clock,
+            "settled": call.settled,
+            "kept": call.kept.get(client),
             "client": client,
             "held": {name: held.version for name, held in call.held.items()},
             "constants": dict(call.constants),
@@ -161,12 +174,13 @@ class Flare:
 
     def _largest(self, call: Call) -> int:
         """How many numbers a reply to this call may have."""
-        p, q = self.problem.size_x, self.problem.size_y
-        sizes = {"x": p, "y": q, "scalar": 1, "xy": p * q, "yy": 64 * q * q}
-        return min(sum(sizes[kind] for kind in call.step.reply.values()), LIMIT // 4)
+        return min(sum(map(math.prod, expect(call, self.problem).fields.values())), LIMIT // 4)
 
-    def _checked(self, call: Call, data: Any, number: int, limit: int) -> Any:
-        """The reply as the step's NamedTuple, with a first axis of one; shapes are the federation's to check."""
+    def _checked(self, call: Call, data: Any, number: int, limit: int) -> tuple[Any, bool]:
+        """The reply as the step's NamedTuple, with a first axis of one, and whether the site has lost its state.
+
+        Shapes are the federation's to check.
+        """
         message = unpack(data, limit)
         kind = message.header.get("kind")
         if message.header.get("round") != number:
@@ -175,12 +189,11 @@ class Flare:
             raise Malformed(f"{call.step.name}: {str(message.header.get('reason'))[:500]}")
         if kind != "reply" or message.header.get("step") != call.step.address:
             raise Malformed(f"a {kind} of {message.header.get('step')} instead of a reply of {call.step.address}")
-        unknown = message.vectors.keys() - call.step.reply.keys()
+        unknown = message.vectors.keys() - call.step.sent.keys()
         if unknown:
             raise Malformed(f"fields {sorted(unknown)}, which {call.step.name} does not have")
-        return call.step.reply_type(
-            **{name: message.vectors[name][None] if name in message.vectors else None for name in call.step.reply}
-        )
+        fields = {n: message.vectors[n][None] if n in message.vectors else None for n in call.step.reply}
+        return call.step.reply_type(**fields), message.header.get("forgot") is True
 
 
 def _lost(reply: Any, number: int) -> list[str]:

@@ -1,8 +1,10 @@
 """A site's side: private data, the vectors it holds, and answers to the server's requests.
 
 A request asks for one step by its name. Only steps of this library and of modules that the site itself allows
-are run. The site keeps what the server gave it to hold, and asks for it when it has lost it. A request that
-comes twice gets the same answer; one that is older than the last is refused.
+are run. The site has what the server gave it to hold, and asks for it when it has lost it. What its steps keep as
+the client's own is in files of the site, one folder a run; when the server knows of a state that is not there any
+more, the site says so and starts anew. A request that comes twice gets the same answer; one that is older than the
+last is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ import numpy as np
 
 from ...data.clients import ClientData, ClientSize
 from ...errors import FedBilevelError
-from ...problem import Problem
+from ...problem import BilevelProblem
+from ...rng import Address, Kind
 from ...steps import PerClient, Step, find_step
-from ..base import Call, Engine, Held
+from ..base import Engine
+from ..call import Call, Held
+from ..expected import expect
 from ..loop import Loop
+from ..states import ClientStates
 from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
 
 
@@ -43,31 +49,40 @@ class OwnData:
         return self._data
 
 
+MakeEngine = Callable[[BilevelProblem, OwnData, ClientStates], Engine]
+
+
 class Site:
     """Answers requests with private data.
 
     modules   where steps may come from, beside this library
     limit     the largest request, in bytes
     audit     a file that gets a line for each step asked for, before it is run
-    noise     the multiplier of the noise that `wrap` adds, if it adds any
-    wrap      what stands between the site's engine and the server
+    noise     the multiplier of the noise that the site's engine adds, if it adds any
+    engine    makes the engine of the site's one client for a run, from its problem, its data and where it keeps
+              what is its own; by default a `Loop`
+    states    the folder of what steps keep, with a folder for each run; without one it is in memory only
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: BilevelProblem,
         data: ClientData,
         *,
         modules: Sequence[str] = (),
         limit: int = LIMIT,
         audit: Path | None = None,
         noise: float | None = None,
-        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        engine: MakeEngine = lambda problem, clients, states: Loop(problem, clients, states=states),
+        states: Path | None = None,
     ) -> None:
         self._audit, self._noise = audit, noise
         self._problem, self._size, self._limit = problem, ClientSize(data.lower.rows, data.upper.rows), limit
         self._modules = ("fedbilevel", *modules)
-        self._engine = wrap(Loop(problem, OwnData(jax.tree.map(np.asarray, data))))
+        self._make, self._folder = engine, states
+        self._data = OwnData(jax.tree.map(np.asarray, data))
+        self._run: str | None = None
+        self._engine, self._states = self._opened("")
         self._lock = threading.Lock()  # a call that timed out may still run when the next one comes
         self._session: str | None = None
         self._shelf: dict[str, tuple[int, np.ndarray]] = {}
@@ -113,8 +128,22 @@ class Site:
                 f"the run promises local privacy with noise {asked}, this site adds {self._noise or 'none'}; "
                 "set it in [privacy] of the site's TOML, or leave privacy.mode out"
             )
+        run = message.get("run", str)
+        if not run.isalnum() or len(run) > 64:
+            raise Malformed("the name of the run is not one")
+        if run != self._run:
+            self._engine.close()
+            self._run, (self._engine, self._states) = run, self._opened(run)
         self._session, self._shelf, self._last = message.get("session", str), {}, (number, b"")
         return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
+
+    def _opened(self, run: str) -> tuple[Engine, ClientStates]:
+        """The engine for a run, with what the site has kept for it."""
+        if self._folder is None or not run:
+            states = ClientStates()
+        else:
+            states = ClientStates(folder=self._folder / run, durable=True)
+        return self._make(self._problem, self._data, states), states
 
     def _shelve(self, message: Message) -> list[str]:
         """Keep what is sent to be held; the names of what should be held and is not."""
@@ -128,26 +157,37 @@ class Site:
     def _work(self, message: Message, number: int) -> bytes:
         call = self._call(message, message.get("held", dict))
         if self._audit is not None:
-            asked = {"time": time.time(), "pid": os.getpid(), "number": number, "round": list(call.address[1:])}
+            asked = {"time": time.time(), "pid": os.getpid(), "number": number, "round": str(call.address)}
             asked |= {"step": call.step.name, "down": list(message.vectors)}
             with self._audit.open("a") as stream:
                 stream.write(json.dumps(asked) + "\n")
+        forgot = self._forgot(call, message.header.get("kept"))
         (replies,) = self._engine.replies(call)
         fields = {name: value for name, value in replies.reply._asdict().items() if value is not None}
         vectors = {name: np.asarray(value)[0] for name, value in fields.items()}
-        return pack({"kind": "reply", "round": number, "step": call.step.address}, vectors)
+        header: dict[str, Any] = {"kind": "reply", "round": number, "step": call.step.address}
+        return pack(header | ({"forgot": True} if forgot else {}), vectors)
+
+    def _forgot(self, call: Call, kept: Any) -> bool:
+        """Whether the step asks for a state that the server knows of and that is not here any more."""
+        if not isinstance(kept, int) or not expect(call, self._problem).asked:
+            return False
+        found = self._states.latest(call.clients[0], call.clock)
+        return kept < call.clock and (found is None or found < kept)
 
     def _call(self, message: Message, versions: dict[str, int]) -> Call:
         client, vectors = message.get("client", int), message.vectors
         return Call(
             step=self._step(message.get("step", str)),
-            address=tuple(message.get("address", list)),
+            address=_address(message.get("address", list)),
             clients=(client,),
+            clock=message.get("clock", int),
+            settled=message.get("settled", int),
             held={name: Held(version, self._shelf[name][1], ()) for name, version in versions.items()},  # type: ignore[arg-type]
             arrays={n.removeprefix("array."): v for n, v in vectors.items() if n.startswith("array.")},
             constants=message.get("constants", dict),
-            own={
-                n.removeprefix("own."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("own.")
+            rows={
+                n.removeprefix("row."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("row.")
             },
             samples={name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()},
         )
@@ -161,3 +201,12 @@ class Site:
         except ImportError:
             raise Malformed(f"step {address} is unknown here: there is no module {module}") from None
         return find_step(address)
+
+
+def _address(value: list[Any]) -> Address:
+    """The address of a call's draws. A site answers rounds and probes; work without a message has no request."""
+    kinds = {kind.value: kind for kind in (Kind.ROUND, Kind.PROBE)}
+    match value:
+        case [int(seed), str(kind), int(place)] if kind in kinds:
+            return Address(seed, kinds[kind], place)
+    raise Malformed(f"an address is described as {str(value)[:80]}")

@@ -6,6 +6,7 @@ be repeated and resumed like any other. The federation is told of each fault and
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ from pydantic import Field
 
 from .. import rng
 from ..data.clients import Clients
+from ..engines import Broken, Call, Capabilities, Engine, Fault, Reason, Replies
 from ..errors import SettingsError
-from ..problem import Problem
+from ..problem import BilevelProblem
+from ..rng import Address, Kind
 from ..settings import about, from_mapping, settings
-from .base import Call, Engine, Replies
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -89,10 +91,11 @@ class Chaos:
 
     def __init__(self, engine: Engine, settings: ChaosSettings) -> None:
         self._engine, self._settings = engine, settings
+        self.capabilities: Capabilities = dataclasses.replace(engine.capabilities, link_faults=self.broken)
         self._edges = np.cumsum([getattr(settings, kind) for kind in KINDS])
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> BilevelProblem:
         return self._engine.problem
 
     @property
@@ -100,11 +103,11 @@ class Chaos:
         return self._engine.clients
 
     def replies(self, call: Call) -> Iterator[Replies]:
-        """The engine's replies: first those that are well, then the others, each by itself.
+        """The engine's replies: first those without a fault, then the others, each by itself.
 
         Measurements are left alone, and so is what clients do for themselves.
         """
-        if call.local or call.address[1] != "round":
+        if call.kind is not Kind.ROUND:
             yield from self._engine.replies(call)
             return
         for replies in self._engine.replies(call):
@@ -114,7 +117,8 @@ class Chaos:
                 continue
             rows = jax.tree.map(np.asarray, replies.reply)
             well = [i for i, client in enumerate(replies.clients) if not faults[client]]
-            yield replies._replace(
+            yield dataclasses.replace(
+                replies,
                 clients=tuple(replies.clients[i] for i in well),
                 reply=jax.tree.map(lambda a, well=well: a[well], rows),
             )
@@ -127,43 +131,41 @@ class Chaos:
     def close(self) -> None:
         self._engine.close()
 
-    def broken(
-        self, name: str, address: tuple[int | str, ...], weights: np.ndarray
-    ) -> dict[tuple[int, int], tuple[str, str]]:
-        """Messages between neighbours that go wrong, by (to, from): the fault, and what the receiver notices."""
+    def broken(self, name: str, address: Address, weights: np.ndarray) -> dict[tuple[int, int], Broken]:
+        """Messages between neighbours that go wrong, by (receiver, sender)."""
         found = {}
         for to, sender in zip(*np.nonzero(weights), strict=True):
-            kind = None if to == sender else self._drawn(*address, name, int(to), int(sender))
+            kind = None if to == sender else self._drawn(address, name, int(to), int(sender))
             if kind is not None:
-                found[int(to), int(sender)] = kind, NOTICED[kind]
+                found[int(to), int(sender)] = Broken(kind, NOTICED[kind], lost=kind != "twice")
         return found
 
     def fault(self, call: Call, client: int) -> str | None:
         """What goes wrong with this client's reply, if anything does."""
-        return self._drawn(*call.address, call.attempt, client)
+        return self._drawn(call.address, call.attempt, client)
 
-    def _drawn(self, *where: int | str) -> str | None:
-        chance = rng.generator(self._settings.seed, "chaos", *where).random()
-        place = int(np.searchsorted(self._edges, chance, side="right"))
-        return KINDS[place] if place < len(KINDS) else None
+    def _drawn(self, address: Address, *where: int | str) -> str | None:
+        place = address.seed, address.kind.value, address.place
+        chance = rng.generator(self._settings.seed, "chaos", *place, *where).random()
+        chosen = int(np.searchsorted(self._edges, chance, side="right"))
+        return KINDS[chosen] if chosen < len(KINDS) else None
 
     def _faulty(self, call: Call, client: int, reply: Any, kind: str) -> Iterator[Replies]:
         told = {client: kind}
-        alone = Replies((client,), reply)
+        alone = Replies(clients=(client,), reply=reply)
         if kind == "drop":
-            yield Replies((), None, absent={client: "no answer"}, injected=told)
+            yield Replies(refused={client: Reason(Fault.ABSENT, "no answer")}, injected=told)
         elif kind == "late":
-            yield alone._replace(delay=self._settings.lateness, injected=told)
+            yield dataclasses.replace(alone, delay=self._settings.lateness, injected=told)
         elif kind == "twice":
             yield alone
-            yield alone._replace(injected=told)
+            yield dataclasses.replace(alone, injected=told)
         elif kind == "step":
-            yield alone._replace(reply=Other(np.zeros((1, 1), np.float32)), injected=told)
+            yield dataclasses.replace(alone, reply=Other(np.zeros((1, 1), np.float32)), injected=told)
         elif kind == "stale":
-            seed, name, *_ = call.address
-            yield alone._replace(address=(seed, name, -1), injected=told)
+            yield dataclasses.replace(alone, address=call.address._replace(place=-1), injected=told)
         else:
-            yield alone._replace(reply=_first_changed(reply, CHANGES[kind]), injected=told)
+            yield dataclasses.replace(alone, reply=_first_changed(reply, CHANGES[kind]), injected=told)
 
 
 def _with(value: float) -> Callable[[np.ndarray], np.ndarray]:

@@ -17,6 +17,7 @@ our measurements; a client with flipped labels answers them from the data that i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
@@ -27,9 +28,11 @@ from pydantic import Field
 
 from .. import rng
 from ..data.clients import ClientData, Clients, ClientSize, Part
+from ..engines import Call, Engine, Replies
 from ..errors import SettingsError
+from ..rng import Kind
 from ..settings import Positive, about, settings
-from .base import Call, Engine, Replies
+from ..steps import present
 
 Lie = Literal["sign-flip", "scaled", "alie", "ipm"]
 Target = Literal["update", "message"]
@@ -38,23 +41,20 @@ FACTORS: dict[str, float] = {"sign-flip": -1.0, "scaled": 10.0, "ipm": -0.5}
 
 @settings
 class AttackSettings:
-    """Clients that lie, to see how the aggregator holds; nobody does when kind is left out."""
+    """Clients that lie, to see how the aggregator holds. Without a kind nobody lies."""
 
     kind: Annotated[
         Literal["sign-flip", "scaled", "alie", "ipm", "label-flip"] | None,
-        about("sign-flip, scaled, alie, ipm (of what is sent) or label-flip (of the data); left out: no attack"),
+        about("sign-flip, scaled, alie, ipm (of what is sent) or label-flip (of the data); default: no attack"),
     ] = None
-    share: Annotated[
-        Annotated[float, Field(ge=0, le=1)] | None, about("share of the clients that attack; left out: 0.2")
-    ] = None
+    share: Annotated[Annotated[float, Field(ge=0, le=1)], about("share of the clients that attack")] = 0.2
     scale: Annotated[
         Positive | None,
-        about("factor of sign-flip (left out: 1), scaled (10), ipm (0.5) and alie (what hides among the honest)"),
+        about("factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, what hides among the honest for alie"),
     ] = None
     target: Annotated[
-        Target | None,
-        about("what is twisted of a reply that is a vector's next value: its update (left out), or the message"),
-    ] = None
+        Target, about("what is twisted of a reply that is a vector's next value: its update, or the message")
+    ] = "update"
 
     def wrap_clients(self, clients: Clients, classes: int | None, seed: int) -> Clients:
         """The clients with the labels that they work on."""
@@ -62,19 +62,15 @@ class AttackSettings:
             return clients
         if classes is None:
             raise SettingsError("attack.kind = 'label-flip' is wrong: the problem has no labels; use sign-flip")
-        return FlippedLabels(clients, attackers(clients.count, self._share, seed), classes)
+        return FlippedLabels(clients, attackers(clients.count, self.share, seed), classes)
 
     def wrap(self, engine: Engine, seed: int) -> Engine:
         """The engine with the replies that come out of it."""
         if self.kind is None or self.kind == "label-flip":
             return engine
         return Attack(
-            engine, kind=self.kind, share=self._share, scale=self.scale, target=self.target or "update", seed=seed
+            engine, kind=self.kind, share=self.share, scale=self.scale, target=self.target, seed=seed
         )
-
-    @property
-    def _share(self) -> float:
-        return 0.2 if self.share is None else self.share
 
 
 class Attack:
@@ -82,7 +78,7 @@ class Attack:
 
     kind    what they send
     share   of the registered clients
-    scale   s of the table above; a value that fits the kind when left out
+    scale   s of the table above; by default a value that fits the kind
     target  what u_i is where a reply is the next value of a vector: "update", the difference to it, or "message"
     seed    decides who they are
     """
@@ -98,13 +94,14 @@ class Attack:
         seed: int = 0,
     ) -> None:
         self.problem, self.clients = engine.problem, engine.clients
+        self.capabilities = engine.capabilities
         self.attackers = attackers(engine.clients.count, share, seed)
         self._engine, self._kind, self._scale, self._of = engine, kind, scale, target
         usual = FACTORS.get(kind, 0.0)
         self._factor = np.float32(usual if scale is None else math.copysign(scale, usual))
 
     def replies(self, call: Call) -> Iterator[Replies]:
-        if call.address[1] != "round":
+        if call.kind is not Kind.ROUND:
             yield from self._engine.replies(call)
             return
         if self._kind in ("sign-flip", "scaled"):
@@ -129,7 +126,7 @@ class Attack:
             before = self._before(call, name)
             rows[liars] = before + lie(name, rows[liars] - before)
             changed[name] = rows
-        return chunk._replace(reply=chunk.reply._replace(**changed))
+        return dataclasses.replace(chunk, reply=chunk.reply._replace(**changed))
 
     def _target(self, call: Call, name: str, chunks: Sequence[Replies]) -> Any:
         """What all attackers of the cohort contribute to a field; the honest are all, when there is no other."""
@@ -182,4 +179,4 @@ def hidden_scale(clients: int, liars: int) -> float:
 
 def _fields(chunks: Sequence[Replies]) -> list[str]:
     reply = next((chunk.reply for chunk in chunks if chunk.clients), None)
-    return [] if reply is None else [n for n, value in reply._asdict().items() if value is not None]
+    return [] if reply is None else present(reply)

@@ -3,7 +3,7 @@
     [privacy]                                in the site's TOML
     noise = 1.0                              multiplier σ: the noise has deviation σ C
     clip = 1.0                               bound C, or one for each field: { q = 2.0, y = 0.03, ... }
-    limit = 8.0                              refuse what would take epsilon beyond it (left out: no limit)
+    limit = 8.0                              refuse what would take epsilon beyond it (default: no limit)
     delta = 1e-5
 
 The noise of an upload is drawn from the site's secret (`privacy.key`, made when it is missing), the request and
@@ -14,6 +14,7 @@ the noise that it had.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import hmac
@@ -28,12 +29,13 @@ import numpy as np
 from jax import Array
 from pydantic import Field
 
-from ..aggregate import present
-from ..engines.base import Call, Engine, Replies
+from ..engines import Call, Engine, Replies
 from ..engines.flare.wire import descriptor_to_json
 from ..errors import SettingsError, StepError
-from ..privacy import Privacy, accounting, noisy
+from ..privacy import Privacy, accounting, local_epsilon, noisy
+from ..rng import Kind
 from ..settings import Positive, about, settings
+from ..steps import present
 
 KEY, SPENT = "privacy.key", "privacy.json"
 RECENT = 100  # replies that are known again; more than an outer iteration has
@@ -54,6 +56,7 @@ class OwnNoise:
 
     def __init__(self, engine: Engine, privacy: SitePrivacy, folder: Path) -> None:
         self.problem, self.clients = engine.problem, engine.clients
+        self.capabilities = dataclasses.replace(engine.capabilities, adds_noise=True)
         self._engine, self._limit, self._folder = engine, privacy.limit, folder
         self._privacy = Privacy(mode="local", clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
         if self._limit is not None:
@@ -62,7 +65,7 @@ class OwnNoise:
         _read(folder / SPENT)
 
     def replies(self, call: Call) -> Iterator[Replies]:
-        if call.address[1] != "round":
+        if call.kind is not Kind.ROUND:
             raise StepError(f"{call.step.name}: this site has [privacy] and answers no probe")
         request = self._digest(call)
 
@@ -84,10 +87,11 @@ class OwnNoise:
     def _digest(self, call: Call) -> bytes:
         """Of the site's secret and all that a reply depends on, but for the data."""
         samples = {name: descriptor_to_json(d) for name, d in call.samples.items()}
-        asked = [call.step.address, call.address, call.clients, sorted(call.constants.items()), samples]
+        address = [call.address.seed, call.address.kind.value, call.address.place]
+        asked = [call.step.address, address, call.clients, sorted(call.constants.items()), samples]
         digest = hmac.new(self._secret, json.dumps(asked).encode(), hashlib.sha256)
-        own = {name: each.values[call.clients[0]] for name, each in call.own.items()}
-        for given in (call.vectors, call.arrays, own):
+        rows = {name: each.values[call.clients[0]] for name, each in call.rows.items()}
+        for given in (call.vectors, call.arrays, rows):
             for name, vector in sorted(given.items()):
                 digest.update(f"{name} {np.shape(vector)}".encode())
                 digest.update(np.asarray(vector).tobytes())
@@ -101,7 +105,7 @@ class OwnNoise:
             if released in spent["recent"]:
                 return
             spent["uploads"] += uploads
-            spent["precision"] += uploads / self._privacy.multiplier**2
+            spent["precision"] += uploads / self._privacy.noise**2
             spent["recent"] = [*spent["recent"][1 - RECENT :], released]
             if self._limit is not None and (epsilon := self._epsilon(spent["precision"])) > self._limit:
                 raise StepError(
@@ -113,8 +117,7 @@ class OwnNoise:
 
     def _epsilon(self, precision: float) -> float:
         """ε of uploads with this sum of 1/σ²: together they are one upload, of σ = precision^(-1/2)."""
-        together = Privacy(mode="local", noise=precision**-0.5, delta=self._privacy.delta)
-        return together.epsilon({"": 1}, 1)
+        return local_epsilon(1, precision**-0.5, self._privacy.delta)
 
 
 def _secret(file: Path) -> bytes:

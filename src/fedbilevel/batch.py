@@ -1,0 +1,28 @@
+"""Rows of data as a loss sees them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+PyTree = Any
+
+
+class Batch(NamedTuple):
+    """Rows of data as a loss sees them.
+
+    `features` is `embed(x, inputs)`, or `inputs` when the problem has no `embed`. `weights` is one for a
+    row and zero for padding: average over rows with `mean`, never with `jnp.mean`.
+    """
+
+    inputs: PyTree
+    targets: PyTree
+    weights: Array
+    features: PyTree
+
+    def mean(self, values: Array) -> Array:
+        """Σ_r w_r v_r / Σ_r w_r over the rows r; zero when there are none."""
+        total = jnp.sum(self.weights)
+        return jnp.tensordot(self.weights, values, axes=1) / jnp.where(total > 0, total, 1.0)

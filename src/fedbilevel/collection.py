@@ -1,0 +1,151 @@
+"""The collection of replies: one call goes out, valid replies are gathered, the others are counted and named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .aggregate import Accumulator
+from .engines import Call, Engine, Expected, Fault, Reason, Replies, expect, payload
+from .errors import Diverged, TooFewReplies
+from .ledger import Account, Event, Exclusion, Ledger
+from .policies import Policies
+from .rng import Kind
+from .steps import Form
+
+Weighting = Literal["uniform", "samples"]
+NAMED = 3  # clients whose reasons an error spells out
+
+
+@dataclass
+class Collection:
+    """One call to a cohort, and what has come of it so far.
+
+    wanted    how many valid replies are enough
+    fewest    how many are needed
+    """
+
+    engine: Engine
+    call: Call
+    gathered: Accumulator
+    policies: Policies
+    weighting: Weighting
+    ledger: Ledger
+    account: Account
+    wanted: int
+    fewest: int
+    well: set[int] = field(default_factory=set)  # whose replies count
+    badly: set[int] = field(default_factory=set)  # who committed an offence
+    reasons: dict[int, Reason] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.expected: Expected = expect(self.call, self.engine.problem)
+
+    def collect(self) -> Any:
+        """Ask the cohort, and those without a valid reply again if the policies say so; return the round's value."""
+        start = time.perf_counter()
+        for attempt in range(self.policies.retries + 1):
+            asked = tuple(c for c in self.call.clients if c not in self.well)
+            if attempt and (not asked or self.gathered.count >= self.wanted):
+                break
+            self._ask(self.call.again(asked, attempt) if attempt else self.call)
+            self.account.retries += len(asked) if attempt else 0
+        self.account.rounds += 1
+        self.account.seconds += time.perf_counter() - start
+        if self.gathered.count < self.fewest:
+            raise complaint(self.call, self.gathered.count, self.fewest, self.reasons)
+        self._judge()
+        return self.gathered.value
+
+    def _ask(self, call: Call) -> None:
+        """Run the step on the clients of a call, and gather what is valid."""
+        account, ledger = self.account, self.ledger
+        account.bytes_down += len(call.clients) * payload(call.arrays)
+        account.bytes_down += sum(len(h.missing) * payload(h.value) for h in call.held.values())
+        account.bytes_down += sum(payload(each.values[c]) for each in call.rows.values() for c in call.clients)
+        for replies in self.engine.replies(call):
+            account.wire_up += replies.wire[0]
+            account.wire_down += replies.wire[1]
+            account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
+            ledger.injected.update(Event(c, call.step.name, kind) for c, kind in replies.injected.items())
+            ledger.forgotten.update(replies.forgot)
+            refused = dict(replies.refused)
+            why = self._refusal(call, replies)
+            refused |= dict.fromkeys(replies.clients, why) if why else dict(self._gather(replies))
+            self.badly.update(client for client, reason in refused.items() if reason.fault.offence)
+            account.rejected += len(refused)
+            ledger.rejected.update(Event(c, call.step.name, reason.text) for c, reason in refused.items())
+            self.reasons.update(refused)
+
+    def _gather(self, replies: Replies) -> Iterator[tuple[int, Reason]]:
+        """Add what is valid, until there is enough; whose reply was not used, and why."""
+        while replies.clients and self.gathered.count < self.wanted:
+            part, replies = replies.split(self.wanted - self.gathered.count)
+            rejected = self.gathered.add(part, self._weights(part.clients))
+            self.well.update(c for c in part.clients if c not in rejected)
+            yield from rejected.items()
+        self.account.surplus += len(replies.clients)
+
+    def _refusal(self, call: Call, replies: Replies) -> Reason | None:
+        """Why replies are not used, if they are not."""
+        if not replies.clients:
+            return None
+        if self.policies.deadline is not None and replies.delay > self.policies.deadline:
+            return Reason(Fault.LATE, f"late: after {self.policies.deadline:g} s")
+        if replies.address is not None and replies.address != call.address:
+            return Reason(Fault.STALE, f"a reply to {replies.address}")
+        if not self.well.isdisjoint(replies.clients):
+            return Reason(Fault.TWICE, "answered twice")
+        return misfit(call, replies, self.expected)
+
+    def _judge(self) -> None:
+        """Exclude for a while the clients that answered badly too often in a row."""
+        if self.call.kind is not Kind.ROUND or not (self.badly or self.ledger.conduct.strikes):
+            return
+        rounds = self.ledger.rounds
+        named = self.ledger.conduct.book(self.well, self.badly - self.well, rounds, self.policies)
+        until = rounds + self.policies.exclusion_rounds
+        self.ledger.exclusions += [Exclusion(client, rounds, until) for client in named]
+
+    def _weights(self, clients: tuple[int, ...]) -> np.ndarray:
+        if self.weighting == "uniform":
+            return np.ones(len(clients), np.float32)
+        return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
+
+
+def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
+    """Why stacked replies do not have the fields, shapes and type that the step returns, if they do not."""
+    fields = replies.reply._asdict() if hasattr(replies.reply, "_asdict") else {}
+    if fields.keys() != call.step.reply.keys():
+        return Reason(Fault.MISFIT, f"fields {sorted(fields)} instead of {sorted(call.step.reply)}")
+    there = {name: value for name, value in fields.items() if value is not None}
+    if there.keys() != expected.fields.keys():
+        return Reason(Fault.MISFIT, f"values for {sorted(there)} instead of {sorted(expected.fields)}")
+    for name, value in there.items():
+        stack = call.step.reply[name].form is Form.YY  # of any number of matrices
+        shape, wanted = value.shape[1:], expected.fields[name]
+        if (shape[1:], len(shape)) != (wanted[1:], len(wanted)) if stack else shape != wanted:
+            return Reason(Fault.MISFIT, f"{name} has shape {shape} instead of {wanted}", name)
+        if value.dtype != jnp.float32:
+            return Reason(Fault.MISFIT, f"{name} has type {value.dtype} instead of float32", name)
+    return None
+
+
+def complaint(call: Call, got: int, needed: int, reasons: Mapping[int, Reason]) -> TooFewReplies:
+    """The error of a call without enough valid replies: divergence, if most of them are not finite."""
+    text = f"{call}: {got} valid replies of {len(call.clients)}, {needed} needed"
+    text += "".join(f"; client {c}: {why}" for c, why in list(reasons.items())[:NAMED])
+    text += f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    wild = [why.field for why in reasons.values() if why.fault.wild and why.field is not None]
+    if 2 * len(wild) <= len(reasons) or not wild:
+        return TooFewReplies(text)
+    numbers = {k: float(v) for k, v in call.arrays.items() if np.ndim(v) == 0}
+    if numbers:
+        text += f"; try a smaller {', '.join(f'{k} ({v:.3g})' for k, v in numbers.items())}"
+    return Diverged(text, dict.fromkeys(wild), numbers)

@@ -1,0 +1,175 @@
+"""A client's derivatives by JAX, on flat float32 vectors.
+
+    f_x = ∇_x f_i    f_y = ∇_y f_i    g_y = ∇_y g_i    g_yy v = ∇²_y g_i v    g_xy v = ∇_x∇_y g_i v
+
+No matrix is formed: g_yy v is forward over reverse, g_xy v the x-gradient of the derivative of g_i along v.
+
+With `embed`, what depends on the held x alone is computed once: the features of all rows and the pullback of
+`embed` (its vector-Jacobian product with the forward pass stored). Every y-derivative then works on stored
+features, and each x-derivative on all rows at the held x costs one product instead of a forward and a
+backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .batch import Batch
+from .oracle import Arrays, Kept, PartArrays, recall
+from .steps import Draw, PartName
+
+PyTree = Any
+
+
+class Losses(Protocol):
+    """The two losses at flat vectors, and what of them depends on x and the inputs alone."""
+
+    @property
+    def embed(self) -> Any: ...
+
+    def features(self, x: Array, inputs: PyTree) -> PyTree: ...
+
+    def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array: ...
+
+
+class Embedded(NamedTuple):
+    """embed(x, inputs) of all rows, and its pullback from features to x."""
+
+    features: PyTree
+    pullback: Any
+
+
+class Memory(NamedTuple):
+    """What a client computes once when it gets a new x."""
+
+    lower: Embedded
+    upper: Embedded
+
+
+def remember(problem: Losses, x: Array, data: Arrays) -> Memory | None:
+    """Embed both parts at x; None when the problem has no `embed`."""
+    return None if problem.embed is None else Memory(*(_embedded(problem, x, part) for part in data))
+
+
+def _embedded(problem: Losses, x: Array, part: PartArrays) -> Embedded:
+    """Features and pullback. A forward pass that takes more than four times the inputs to store is redone."""
+
+    def embed(v: Array) -> PyTree:
+        return problem.features(v, part.inputs)
+
+    stored = jax.eval_shape(lambda v: jax.vjp(embed, v)[1], x)
+    heavy = _nbytes(stored) > 4 * (_nbytes(part.inputs) + _nbytes(x))
+    return Embedded(*jax.vjp(jax.checkpoint(embed) if heavy else embed, x))
+
+
+def _nbytes(tree: PyTree) -> int:
+    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+class JaxOracle:
+    """The derivatives of one client's losses at the vectors it holds, by JAX.
+
+    What is stored is used when the x of a derivative is the held one itself, `c.x`.
+    """
+
+    def __init__(
+        self,
+        problem: Losses,
+        held: Mapping[str, Array],
+        data: Arrays,
+        memory: Memory | None = None,
+        kept: Mapping[str, Kept] | None = None,
+    ) -> None:
+        self._problem, self._held, self._data, self._memory = problem, held, data, memory
+        self._kept = kept or {}
+
+    @property
+    def x(self) -> Array:
+        return self._held["x"]
+
+    @property
+    def y(self) -> Array:
+        return self._held["y"]
+
+    def held(self, name: str) -> Array:
+        """A vector that the server gave the client to hold, by its name."""
+        return self._held[name]
+
+    def own(self, name: str, default: PyTree) -> PyTree:
+        """What an earlier step returned as the `Own` field of this name; the default before there was one."""
+        return recall(self._kept, name, default)
+
+    def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """f_i(x, y; ξ)"""
+        return self._loss("upper", xi)(*self._point("upper", xi, at), y)
+
+    def g(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """g_i(x, y; ζ)"""
+        return self._loss("lower", zeta)(*self._point("lower", zeta, at), y)
+
+    def f_y(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """∇_y f_i(x, y; ξ)"""
+        return jax.grad(self._loss("upper", xi), 2)(*self._point("upper", xi, at), y)
+
+    def g_y(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """∇_y g_i(x, y; ζ)"""
+        return jax.grad(self._loss("lower", zeta), 2)(*self._point("lower", zeta, at), y)
+
+    def g_yy(self, y: Array, v: Array, u: Draw, at: Array | None = None) -> Array:
+        """∇²_y g_i(x, y; u) v"""
+        return jax.jvp(lambda w: self.g_y(w, u, at), (y,), (v,))[1]
+
+    def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """∇_x f_i(x, y; ξ)"""
+        loss = self._loss("upper", xi)
+        return self._gradient_x("upper", xi, at, lambda x, features: loss(x, features, y))
+
+    def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
+        """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
+        loss = self._loss("lower", chi)
+
+        def along(x: Array, features: PyTree) -> Array:
+            return jax.jvp(lambda w: loss(x, features, w), (y,), (v,))[1]
+
+        return self._gradient_x("lower", chi, at, along)
+
+    def _loss(self, part: PartName, rows: Draw) -> Any:
+        """The loss as a function of x, of the features of the rows, and of y."""
+        data: PartArrays = getattr(self._data, part)
+        inputs, targets = _take((data.inputs, data.targets), rows)
+        capacity = jax.tree.leaves(data.inputs)[0].shape[0]
+        weights = rows.weight
+        if weights is None:
+            weights = (jnp.arange(capacity) < data.rows).astype(jnp.float32)
+
+        def loss(x: Array, features: PyTree, y: Array) -> Array:
+            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features))
+
+        return loss
+
+    def _point(self, part: PartName, rows: Draw, at: Array | None = None) -> tuple[Array, PyTree]:
+        """x and the features of the rows at it: the stored ones at the held x."""
+        x = self.x if at is None else at
+        if self._memory is not None and x is self.x:
+            return x, _take(getattr(self._memory, part).features, rows)
+        return x, self._problem.features(x, _take(getattr(self._data, part).inputs, rows))
+
+    def _gradient_x(self, part: PartName, rows: Draw, at: Array | None, function: Any) -> Array:
+        """The total x-gradient of function(x, features(x))."""
+        x = self.x if at is None else at
+        if self._memory is not None and x is self.x and rows.index is None:
+            stored: Embedded = getattr(self._memory, part)
+            direct, through = jax.grad(function, (0, 1))(x, stored.features)
+            return direct + stored.pullback(through)[0]
+        inputs = _take(getattr(self._data, part).inputs, rows)
+        return jax.grad(lambda v: function(v, self._problem.features(v, inputs)))(x)
+
+
+def _take(tree: PyTree, rows: Draw) -> PyTree:
+    return tree if rows.index is None else jax.tree.map(lambda a: a[rows.index], tree)

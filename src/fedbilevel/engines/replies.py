@@ -1,0 +1,79 @@
+"""What comes back from clients, and why a reply does not count."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+import jax
+
+from ..rng import Address
+
+
+class Fault(Enum):
+    """What is wrong with a reply that does not count."""
+
+    ABSENT = "absent"  # there is none
+    LATE = "late"  # it came after the deadline
+    FAILED = "failed"  # the client says that it could not do the step, or sent what is no message
+    STALE = "stale"  # it answers another call
+    TWICE = "twice"  # the client has answered already
+    MISFIT = "misfit"  # it has other fields, shapes or types than the step returns
+    NOT_FINITE = "not finite"
+    TOO_LARGE = "too large"
+
+    @property
+    def offence(self) -> bool:
+        """Whether it speaks against the client. Not to answer, or to answer late, is nobody's offence."""
+        return self not in (Fault.ABSENT, Fault.LATE)
+
+    @property
+    def wild(self) -> bool:
+        """Whether it is a sign of divergence."""
+        return self in (Fault.NOT_FINITE, Fault.TOO_LARGE)
+
+
+class Reason(NamedTuple):
+    """Why a reply does not count: the fault, a short text, and the field that has it if it is one field's."""
+
+    fault: Fault
+    text: str
+    field: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies:
+    """Replies of some of the cohort, stacked along the first axis.
+
+    refused   whose reply the engine itself could not accept, and why
+    wire      the bytes of the messages up and down with their headers, on an engine that sends any
+    delay     seconds that these replies took, if the engine leaves the deadline to the federation
+    address   the address of the call that they answer; None where the engine itself makes sure that it is this one
+    injected  faults made on purpose, by client
+    forgot    clients that say that they have lost what they had kept, and started anew
+    """
+
+    clients: tuple[int, ...] = ()
+    reply: Any = None
+    refused: Mapping[int, Reason] = field(default_factory=dict)
+    wire: tuple[int, int] = (0, 0)
+    delay: float = 0.0
+    address: Address | None = None
+    injected: Mapping[int, str] = field(default_factory=dict)
+    forgot: tuple[int, ...] = ()
+
+    def split(self, count: int) -> tuple[Replies, Replies]:
+        """The first replies, as many as this, and the others."""
+        if count >= len(self.clients):
+            return self, replace(self, clients=(), reply=None)
+        first, rest = (
+            replace(self, clients=self.clients[part], reply=jax.tree.map(operator.itemgetter(part), self.reply))
+            for part in (slice(count), slice(count, None))
+        )
+        return first, rest

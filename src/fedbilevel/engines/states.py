@@ -1,0 +1,265 @@
+"""What clients keep: the `Own` fields that their steps returned, beside the clients' data.
+
+A client's state is dated by the clock of the call that made it. A call at clock t is given the newest state from
+before t, so that a client who is asked twice in one round starts from the same state both times, and so does a run
+that goes back to a checkpoint. Of each client there are at most three dated states: the one that the last
+checkpoint goes on from, the one before the newest, and the newest.
+
+Only clients that kept something are here, so a million registered clients cost nothing. Beyond a limit in memory
+the states of those that were asked longest ago go to files. A file is never changed after it was written, so a
+checkpoint only has to name the files of its states (`save`), and a resumed run reads them (`load`). A durable store
+writes every state to its file at once, and finds the files again when it is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from ..errors import CheckpointError, StorageError
+
+State = Mapping[str, tuple[Any, ...]]
+MIB = 2**20
+CHECKPOINTS = 3  # as many as a run folder keeps
+
+
+@dataclass
+class _Dated:
+    """One state of a client: in memory, in a file, or both."""
+
+    clock: int
+    state: State | None
+    digest: str | None = None  # of the file, if there is one
+
+
+class ClientStates:
+    """The states of clients, dated.
+
+    limit     MiB of states in memory, beyond which states go to files
+    folder    where the files are; a temporary folder by default
+    durable   whether every state goes to its file at once, and files that are there are states
+    """
+
+    def __init__(self, *, limit: int = 1024, folder: Path | None = None, durable: bool = False) -> None:
+        self._limit, self._folder, self._durable = limit * MIB, folder, durable
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._clients: OrderedDict[int, list[_Dated]] = OrderedDict()  # who was asked last comes last
+        self._resident = 0
+        self._saved: deque[dict[int, tuple[int, str]]] = deque(maxlen=CHECKPOINTS)
+        if durable and folder is not None and folder.is_dir():
+            self._find()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of states in memory."""
+        return self._resident
+
+    def latest(self, client: int, clock: int) -> int | None:
+        """The clock of the newest state of a client from before a clock, if there is one."""
+        dated = self._before(client, clock)
+        return None if dated is None else dated.clock
+
+    def read(self, client: int, clock: int) -> State:
+        """The newest state of a client from before a clock; nothing if there is none."""
+        dated = self._before(client, clock)
+        if dated is None:
+            return {}
+        self._clients.move_to_end(client)
+        if dated.state is None:
+            dated.state = self._load(client, dated)
+            self._resident += _nbytes(dated.state)
+            self._spill(client)
+        return dated.state
+
+    def write(self, client: int, clock: int, state: State, settled: int) -> None:
+        """Keep a state from a call at a clock. `settled` is the clock of the last checkpoint.
+
+        The fields of the state replace those of the one before; the others stay as they were.
+        """
+        before = self._before(client, clock)
+        merged = {**self.read(client, clock), **{name: _on_host(leaves) for name, leaves in state.items()}}
+        new = _Dated(clock, merged)
+        dated = self._clients.setdefault(client, [])
+        safe = next((d for d in reversed(dated) if d.clock < min(settled, clock)), None)
+        kept = [d for d in dated if d is safe or d is before]
+        for old in dated:
+            if not any(old is d for d in kept):
+                self._drop(client, old)
+        self._clients[client] = [*kept, new]
+        self._clients.move_to_end(client)
+        self._resident += _nbytes(merged)
+        if self._durable:
+            self._store(client, new)
+        self._spill(client)
+
+    def place(self, folder: Path) -> None:
+        """Name the folder of the files, before there is any."""
+        self._folder = folder
+
+    def save(self, clock: int) -> dict[str, str]:
+        """Write what is not in files yet; name the state of each client from before a clock, for `load`."""
+        manifest: dict[int, tuple[int, str]] = {}
+        for client in list(self._clients):
+            dated = self._before(client, clock)
+            if dated is not None:
+                manifest[client] = dated.clock, self._store(client, dated)
+        gone = self._saved[0] if len(self._saved) == CHECKPOINTS else {}
+        self._saved.append(manifest)
+        for client, (old, _) in gone.items():
+            if not self._named(client, old) and all(d.clock != old for d in self._clients.get(client, [])):
+                self._file(client, old).unlink(missing_ok=True)
+        if manifest:
+            _sync_folder(self._where())
+        return {str(client): f"{old} {digest}" for client, (old, digest) in manifest.items()}
+
+    def load(self, manifest: Mapping[str, str]) -> None:
+        """Go on from the states that a checkpoint names. Their files are read when they are asked for."""
+        self._clients.clear()
+        self._resident = 0
+        named: dict[int, tuple[int, str]] = {}
+        for client, entry in manifest.items():
+            clock, _, digest = entry.partition(" ")
+            named[int(client)] = int(clock), digest
+            self._clients[int(client)] = [_Dated(int(clock), None, digest)]
+        self._saved.append(named)  # the checkpoint is still there, and so its files stay
+
+    def clear(self) -> None:
+        """Forget everything; files of a temporary folder go too."""
+        self._clients.clear()
+        self._resident = 0
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def _before(self, client: int, clock: int) -> _Dated | None:
+        return next((d for d in reversed(self._clients.get(client, [])) if d.clock < clock), None)
+
+    def _named(self, client: int, clock: int) -> bool:
+        """Whether a checkpoint that is still there names this state."""
+        return any(manifest.get(client, (None,))[0] == clock for manifest in self._saved)
+
+    def _spill(self, spared: int) -> None:
+        """Move states to files until the others fit the limit; the client that is at work is spared."""
+        for client in list(self._clients):
+            if self._resident <= self._limit:
+                return
+            if client == spared:
+                continue
+            for dated in self._clients[client]:
+                if dated.state is not None:
+                    self._store(client, dated)
+                    self._resident -= _nbytes(dated.state)
+                    dated.state = None
+
+    def _drop(self, client: int, dated: _Dated) -> None:
+        if dated.state is not None:
+            self._resident -= _nbytes(dated.state)
+        if dated.digest is not None and not self._named(client, dated.clock):
+            self._file(client, dated.clock).unlink(missing_ok=True)
+
+    def _where(self) -> Path:
+        if self._folder is not None:
+            return self._folder
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fedbilevel-clients-")
+        return Path(self._temporary.name)
+
+    def _file(self, client: int, clock: int) -> Path:
+        return self._where() / f"{client}-{clock}.safetensors"
+
+    def _store(self, client: int, dated: _Dated) -> str:
+        """Write a state to its file, unless it is there; the digest of the file."""
+        if dated.digest is not None:
+            return dated.digest
+        assert dated.state is not None
+        arrays = {
+            f"{name}/{i}": np.ascontiguousarray(leaf)
+            for name, leaves in dated.state.items()
+            for i, leaf in enumerate(leaves)
+        }
+        content = safetensors.numpy.save(arrays)
+        file = self._file(client, dated.clock)
+        temporary = file.with_suffix(".tmp")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
+            if self._durable:
+                _sync_folder(file.parent)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StorageError(
+                f"the state of client {client} could not be written to {file}: {error.strerror}; "
+                "what was written before is whole: remedy that and go on with --resume"
+            ) from None
+        dated.digest = hashlib.sha256(content).hexdigest()
+        return dated.digest
+
+    def _load(self, client: int, dated: _Dated) -> State:
+        file = self._file(client, dated.clock)
+        try:
+            content = file.read_bytes()
+            if dated.digest is not None and hashlib.sha256(content).hexdigest() != dated.digest:
+                raise ValueError("its SHA-256 differs from what the checkpoint says")
+            arrays = safetensors.numpy.load(content)
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise CheckpointError(
+                f"the state of client {client} in {file} cannot be read ({error}); put it back, or start the run again"
+            ) from None
+        state: dict[str, list[Any]] = {}
+        for key in sorted(arrays, key=lambda k: (k.rpartition("/")[0], int(k.rpartition("/")[2]))):
+            state.setdefault(key.rpartition("/")[0], []).append(arrays[key])
+        return {name: tuple(leaves) for name, leaves in state.items()}
+
+    def _find(self) -> None:
+        """The states whose files are there: a file that cannot be read is as good as lost, and is taken out."""
+        assert self._folder is not None
+        found = []
+        for file in self._folder.glob("*.safetensors"):
+            client, _, clock = file.stem.partition("-")
+            if client.isdigit() and clock.isdigit():
+                found.append((int(client), int(clock)))
+        for client, clock in sorted(found):
+            dated = _Dated(clock, None)
+            try:
+                dated.state = self._load(client, dated)
+            except CheckpointError:
+                self._file(client, clock).unlink(missing_ok=True)
+                continue
+            dated.digest = hashlib.sha256(self._file(client, clock).read_bytes()).hexdigest()
+            self._resident += _nbytes(dated.state)
+            self._clients.setdefault(client, []).append(dated)
+
+
+def _on_host(leaves: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(leaf) for leaf in leaves)
+
+
+def _nbytes(state: State) -> int:
+    return sum(leaf.nbytes for leaves in state.values() for leaf in leaves)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make sure that a renamed file is in its folder also after a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

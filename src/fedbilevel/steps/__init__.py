@@ -1,0 +1,36 @@
+"""Client steps: what they are, what they reply with, the samples they work on, and the loops they are made of."""
+
+from .loops import sgd, svrg, walk
+from .replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
+from .samples import Descriptor, Draw, Epochs, PartName, PerClient, Sample, Samples, Stream, draw
+from .step import Step, Use, client_step, find_step
+
+__all__ = [
+    "XY",
+    "YY",
+    "Descriptor",
+    "Draw",
+    "Epochs",
+    "Form",
+    "Next",
+    "Own",
+    "PartName",
+    "PerClient",
+    "ReplyField",
+    "Role",
+    "Sample",
+    "Samples",
+    "Scalar",
+    "Step",
+    "Stream",
+    "Use",
+    "X",
+    "Y",
+    "client_step",
+    "draw",
+    "find_step",
+    "present",
+    "sgd",
+    "svrg",
+    "walk",
+]

@@ -1,0 +1,84 @@
+"""What a client replies with: every field of a reply says by its annotation what it is.
+
+    class Moved(NamedTuple):
+        q: Y                  a vector with the components of y, averaged over clients: a value or a direction
+        y: Next[Y]            the new value of the vector y that the client was given
+        momentum: Own[X]      kept by the client and given back to its next step; it is never sent
+
+The server can so check a reply before it has seen another one, and everything that treats a client's contribution
+(clipping, noise, robust rules, attacks) knows what the contribution is: the field itself, or for `Next` the
+difference to the vector of the same name. Where the client was given None in its place, there is nothing to take a
+difference to, and the contribution is the field.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+from jax import Array
+
+from ..errors import SettingsError
+
+T = TypeVar("T")
+
+
+class Form(Enum):
+    """The components that a field has: those of x or y, one number, or a matrix over them."""
+
+    X = "x"
+    Y = "y"
+    SCALAR = "scalar"
+    XY = "xy"  # a matrix with a row for each component of x and a column for each of y
+    YY = "yy"  # a stack of matrices with rows and columns for the components of y
+
+    def shape(self, p: int, q: int) -> tuple[int, ...]:
+        """The shape for p components of x and q of y; of a stack, that of one matrix."""
+        return {Form.X: (p,), Form.Y: (q,), Form.SCALAR: (), Form.XY: (p, q), Form.YY: (q, q)}[self]
+
+
+class Role(Enum):
+    """What becomes of a field."""
+
+    VALUE = "value"  # it is sent, and what is sent is the contribution
+    NEXT = "next"  # it is sent, and the contribution is the difference to the vector that the client was given
+    OWN = "own"  # it stays with the client
+
+
+X = Annotated[Array, Form.X]
+Y = Annotated[Array, Form.Y]
+Scalar = Annotated[Array, Form.SCALAR]
+XY = Annotated[Array, Form.XY]
+YY = Annotated[Array, Form.YY]
+Next = Annotated[T, Role.NEXT]
+Own = Annotated[T, Role.OWN]
+
+
+class ReplyField(NamedTuple):
+    """One field of a reply. `form` is None only for what a client keeps, which may be any pytree of arrays."""
+
+    role: Role
+    form: Form | None
+
+
+def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
+    """The fields of a reply's NamedTuple, read off its annotations."""
+    if not hasattr(reply, "_fields"):
+        raise SettingsError(f"step {step} returns {reply}; annotate it with the NamedTuple of its reply")
+    fields = {}
+    for name, hint in get_type_hints(reply, include_extras=True).items():
+        notes = [note for part in (hint, *get_args(hint)) for note in getattr(part, "__metadata__", ())]
+        role = next((note for note in notes if isinstance(note, Role)), Role.VALUE)
+        form = next((note for note in notes if isinstance(note, Form)), None)
+        if form is None and role is not Role.OWN:
+            raise SettingsError(
+                f"step {step}: field {name} of its reply has no kind; annotate it with X, Y or Scalar, "
+                "with Next[...] around it if it is a vector's new value"
+            )
+        fields[name] = ReplyField(role, form)
+    return fields
+
+
+def present(reply: Any) -> list[str]:
+    """The fields that a reply has; the others are None."""
+    return [name for name, value in reply._asdict().items() if value is not None]
