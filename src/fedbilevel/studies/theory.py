@@ -217,7 +217,7 @@ def _quantities(epsilon: float) -> list[Quantity]:
         (Theory.c_3, 8),
     ]
     return [
-        *(Quantity(constant.symbol, order, constant.compute) for constant, order in constants),
+        *(Quantity(constant.symbol, order, constant.value) for constant, order in constants),
         Quantity("start·K", 4, lambda t: t.convergence_bound(1.0).start),
         Quantity("tuned·√K", 4, lambda t: t.convergence_bound(1.0).tuned),
         Quantity("upper·√K", None, lambda t: t.convergence_bound(1.0).upper),

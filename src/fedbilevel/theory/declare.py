@@ -47,16 +47,19 @@ class Constant(Generic[T]):
     @overload
     def __get__(self, owner: T, kind: type[T] | None = None) -> float: ...
     def __get__(self, owner: T | None, kind: type[T] | None = None) -> Self | float:
-        if owner is None:
-            return self
-        value = self.compute(owner)
-        # Python looks into the object's own dictionary before it calls this method, so it is called only once.
-        vars(owner)[self.compute.__name__] = value
-        return value
+        return self if owner is None else self.value(owner)
+
+    def value(self, owner: T) -> float:
+        """Return the value on one object, which is computed once and kept in the object's dictionary."""
+        kept: dict[str, float] = vars(owner)
+        name = self.compute.__name__
+        if name not in kept:
+            kept[name] = self.compute(owner)
+        return kept[name]
 
     def entry(self, owner: T) -> Entry:
         """Return the constant with its value on one object."""
-        return Entry(self.symbol, float(self.__get__(owner)), self.formula, self.place)
+        return Entry(self.symbol, float(self.value(owner)), self.formula, self.place)
 
 
 def constant(*, symbol: str, formula: str, place: str) -> Callable[[Callable[[T], float]], Constant[T]]:
