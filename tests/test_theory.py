@@ -33,7 +33,8 @@ from fedbilevel.studies.theory_measure import (
     sample,
     wide,
 )
-from fedbilevel.theory import Given, Theory
+from fedbilevel.theory import Entry, Given, Theory
+from fedbilevel.theory.declare import constant
 
 F = Fraction
 SIMPLE = Given(mu=1, L_g=2, L_f=3, M=5, rho=7, sigma_f=2, sigma_g=3)
@@ -126,6 +127,25 @@ def test_every_entry_has_symbol_formula_and_place(simple: Theory) -> None:
         assert entry.symbol and entry.formula and entry.place and math.isfinite(entry.value)
     symbols = [e.symbol for e in simple.entries()]
     assert len(set(symbols)) == len(symbols)
+
+
+def test_a_constant_is_its_declaration_on_the_class_and_a_number_on_an_object(simple: Theory) -> None:
+    assert (Theory.L_f_prime.symbol, Theory.L_f_prime.place) == ("L_f'", "Lemma 4")
+    assert Theory.L_y.entry(simple) == Entry("L_y", 2.0, "L_g / μ", "Lemma 4") == list(simple.entries())[1]
+
+
+def test_a_constant_is_computed_once() -> None:
+    computed = []
+
+    class Circle:
+        @constant(symbol="A", formula="πr²", place="Elements XII, Proposition 2")
+        def area(self) -> float:
+            computed.append(self)
+            return math.pi
+
+    circle = Circle()
+    assert circle.area == circle.area == Circle.area.entry(circle).value == math.pi
+    assert computed == [circle]
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])

@@ -1,5 +1,7 @@
-"""The paper's theory beside measurement: estimator against Propositions 1 and 2, runs against Theorem 1, and
-the constants against the orders that Corollary 1 claims.
+"""The paper's theory beside measurement.
+
+The estimator is compared with Propositions 1 and 2, runs are compared with Theorem 1, and the constants are
+compared with the orders that Corollary 1 claims.
 
 `run_theory(out, quick)` writes three figures, `theory.json` with every number and `theory.md` with the tables.
 """
@@ -11,14 +13,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 
 from ..engines import Simulation
 from ..problems.quadratic import Quadratic, QuadraticTask
-from ..theory import Assumed, Given, Theory
+from ..theory import Assumed, Constant, DerivedConstants, Given, Theory, assumed_entries
 from .theory_figures import draw_convergence, draw_estimator, draw_orders
 from .theory_measure import (
     Case,
@@ -37,7 +39,7 @@ NAMES = {
     "upper": "Proposition 2: upper direction against D_h²",
     "lower": "proof of Proposition 1: E‖y^t - y*‖², worst t",
 }
-TAU = 3  # local steps at both levels in the convergence study
+TAU = 3  # the number of local steps at both levels in the convergence study
 
 
 def run_theory(out: Path, quick: bool = False) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def theory_table(
     beta: float | None = None,
     tau: int = 1,
 ) -> Table:
-    """Every constant of the paper with its value, formula and place, for the command line."""
+    """Make the table of the command line: every constant of the paper with its value, formula and place."""
     theory = Theory(constants, N, lam, K, alpha_bar, beta)
     title = f"The theory for N = {N}, λ = {lam:.4g}, K = {K:,}, ᾱ = {alpha_bar:.4g}"
     table = Table(title=title, title_justify="left")
@@ -76,21 +78,10 @@ def theory_table(
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("formula")
     table.add_column("in the paper", style="dim")
-    given = {
-        "μ": ("mu", "1"),
-        "L_g": ("L_g", "2"),
-        "L_f": ("L_f", "2"),
-        "M": ("M", "2"),
-        "ρ": ("rho", "3"),
-        "σ_f": ("sigma_f", "4"),
-        "σ_g": ("sigma_g", "4"),
-    }
-    for symbol, (name, assumption) in given.items():
-        table.add_row(symbol, f"{getattr(constants, name):.4g}", "given", f"Assumption {assumption}")
-    table.add_section()
-    for symbol, value, formula, place in theory.entries():
-        table.add_row(symbol, f"{value:.4g}", formula, place)
-    table.add_section()
+    for group in (assumed_entries(constants), theory.entries()):
+        for symbol, value, formula, place in group:
+            table.add_row(symbol, f"{value:.4g}", formula, place)
+        table.add_section()
     local = f"α_k / τ, τ = {tau}", f"β_k / τ, τ = {tau}"
     for symbol, value, formula in zip("αβ", (theory.alpha_k, theory.beta_k), local, strict=True):
         table.add_row(f"{symbol}_i", f"{value / tau:.4g}", formula, "Theorem 1")
@@ -98,7 +89,7 @@ def theory_table(
 
 
 def estimator_study(quick: bool) -> dict[str, Any]:
-    """Bias and variance over N and over λ on one quadratic, on 50 random ones, and on a hard one."""
+    """Measure bias and variance over N and over λ on one quadratic, on 50 random ones, and on a hard one."""
     trials = 100 if quick else 400
     task = Quadratic(size_x=6, size_y=5, condition=10.0, heterogeneity=1.0, noise=0.3).make(clients=8, seed=1)
     L_g = task.constants(0.0).L_g
@@ -133,26 +124,32 @@ def estimator_study(quick: bool) -> dict[str, Any]:
 
 
 def gentle_task() -> QuadraticTask:
-    """A quadratic with κ_g = 1.2 and a small upper loss, so that the theorem's steps move within thousands."""
+    """Make a quadratic on which the theorem's small steps make progress within some thousand iterations.
+
+    It has κ_g = 1.2 and a small upper loss.
+    """
     made = Quadratic(size_x=4, size_y=3, condition=1.2, heterogeneity=0.5, noise=0.2).make(clients=4, seed=0)
     unit, small, half = np.eye(7, dtype=np.float32), np.float32(0.1), np.float32(0.5)
     return QuadraticTask(made.A, half * made.B, made.b, small * half * (made.J + unit), small * made.c)
 
 
 def convergence_study(quick: bool) -> dict[str, Any]:
-    """1/K Σ_k ||∇f(x_k)||² with the theorem's step sizes, each K a run of its own, against the bound."""
+    """Measure 1/K Σ_k ||∇f(x_k)||² with the theorem's step sizes and compare it with the bound.
+
+    Every K is a run of its own, because the step sizes depend on K.
+    """
     task, N = gentle_task(), 6
     engine = Simulation(task.problem, task.clients)
     lam = 0.25 / task.constants(0.0).L_g
     free = Theory(task.constants(1.0), N, lam)
     least = min(free.alpha_bar_1, free.alpha_bar_2, free.alpha_bar_3)
-    alpha_bar = 10 * least  # the rule ᾱ/√K takes over at K = 100
+    alpha_bar = 10 * least  # The rule ᾱ/√K takes over at K = 100.
     start = _start(task, free)
     rows: list[dict[str, Any]] = []
     lengths = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)[: 6 if quick else 8]
-    longest = 30 if quick else 1000  # by the federation
+    longest = 30 if quick else 1000  # The federation runs no longer than this.
     for K in lengths:
-        # with ρ = 0 the step sizes do not depend on the ball, so they are known before the run
+        # With ρ = 0 the step sizes do not depend on the ball, so they are known before the run.
         theory = Theory(task.constants(1.0), N, lam, K, alpha_bar)
         runs = dense_descent(task, theory, TAU, K, seeds=8)
         own = federated_descent(task, engine, theory, TAU, K) if longest >= K else None
@@ -187,8 +184,56 @@ def convergence_study(quick: bool) -> dict[str, Any]:
     }
 
 
+class Quantity(NamedTuple):
+    """A quantity whose order in κ_g is fitted, beside the order that the paper claims for it.
+
+    symbol   the name of the quantity in tables and figures
+    claimed  the order for ρ > 0 and N = κ_g in the proof of Corollary 1, or None where the proof gives none
+    value    the function that computes the quantity
+    """
+
+    symbol: str
+    claimed: int | None
+    value: Callable[[Theory], float]
+
+
+def _quantities(epsilon: float) -> list[Quantity]:
+    """List the constants, the terms of the bound at K = 1, and the numbers of iterations and rounds for ε."""
+    constants: list[tuple[Constant[DerivedConstants], int | None]] = [
+        (Theory.L_y, 1),
+        (Theory.L_yx, 3),
+        (Theory.M_f, 2),
+        (Theory.L_f_prime, 3),
+        (Theory.eta, 1),
+        (Theory.sigma_h2, 2),
+        (Theory.D_h2, None),
+        (Theory.alpha_bar_1, -3),
+        (Theory.alpha_bar_2, -4),
+        (Theory.alpha_bar_3, -3),
+        (Theory.beta_bar, 4),
+        (Theory.c_0, 3),
+        (Theory.c_1, 3),
+        (Theory.c_2, 3),
+        (Theory.c_3, 8),
+    ]
+    return [
+        *(Quantity(constant.symbol, order, constant.value) for constant, order in constants),
+        Quantity("start·K", 4, lambda t: t.convergence_bound(1.0).start),
+        Quantity("tuned·√K", 4, lambda t: t.convergence_bound(1.0).tuned),
+        Quantity("upper·√K", None, lambda t: t.convergence_bound(1.0).upper),
+        Quantity("estimator·√K", None, lambda t: t.convergence_bound(1.0).estimator),
+        Quantity("noise_f·√K", None, lambda t: t.convergence_bound(1.0).noise_f),
+        Quantity("noise_g·√K", 4, lambda t: t.convergence_bound(1.0).noise_g),
+        Quantity("K(ε)", 8, lambda t: t.iterations(1.0, epsilon, truncation=False)),
+        Quantity("N·K(ε)", 9, lambda t: t.N * t.iterations(1.0, epsilon, truncation=False)),
+    ]
+
+
 def order_study() -> dict[str, Any]:
-    """The constants as functions of κ_g. L_g = L_f = M = σ = λ = W⁰ = 1, N = κ_g, ᾱ = κ_g^-4, ε = 0.1."""
+    """Fit the orders of the constants and of the bound in κ_g.
+
+    The other quantities are L_g = L_f = M = σ = λ = W⁰ = 1, N = κ_g, ᾱ = κ_g^-4 and ε = 0.1.
+    """
     epsilon = 0.1
     kappas = [float(k) for k in np.geomspace(10, 1e5, 33)]
 
@@ -197,47 +242,17 @@ def order_study() -> dict[str, Any]:
         return Theory(given, N or math.ceil(kappa), 1.0, K=1, alpha_bar=kappa**-4)
 
     def enough(kappa: float) -> int:
-        """N for which the truncation is at most ε/2: of order κ log(κ/ε)."""
+        """Return an N for which the truncation is at most ε/2. It is of order κ log(κ/ε)."""
         return math.ceil(math.log(epsilon / (2 * 8 * kappa**2 * 4)) / (2 * math.log1p(-1 / kappa)))
 
-    def bound(name: str) -> Callable[[Theory], float]:
-        return lambda t: float(getattr(t.convergence_bound(1.0), name))
-
-    def get(name: str) -> Callable[[Theory], float]:
-        return lambda t: float(getattr(t, name))
-
-    # symbol: (order with ρ > 0 as the corollary's proof gives it for N = κ, or None where it gives none; value)
-    wanted: dict[str, tuple[int | None, Callable[[Theory], float]]] = {
-        "L_y": (1, get("L_y")),
-        "L_yx": (3, get("L_yx")),
-        "M_f": (2, get("M_f")),
-        "L_f'": (3, get("L_f_prime")),
-        "η": (1, get("eta")),
-        "σ_h²": (2, get("sigma_h2")),
-        "D_h²": (None, get("D_h2")),
-        "ᾱ_1": (-3, get("alpha_bar_1")),
-        "ᾱ_2": (-4, get("alpha_bar_2")),
-        "ᾱ_3": (-3, get("alpha_bar_3")),
-        "β̄": (4, get("beta_bar")),
-        "c_0": (3, get("c_0")),
-        "c_1": (3, get("c_1")),
-        "c_2": (3, get("c_2")),
-        "c_3": (8, get("c_3")),
-        "start·K": (4, bound("start")),
-        "tuned·√K": (4, bound("tuned")),
-        "upper·√K": (None, bound("upper")),
-        "estimator·√K": (None, bound("estimator")),
-        "noise_f·√K": (None, bound("noise_f")),
-        "noise_g·√K": (4, bound("noise_g")),
-        "K(ε)": (8, lambda t: t.iterations(1.0, epsilon, truncation=False)),
-        "N·K(ε)": (9, lambda t: t.N * t.iterations(1.0, epsilon, truncation=False)),
-    }
-    values = {s: [value(theory(k, 1.0)) for k in kappas] for s, (_, value) in wanted.items()}
-    plain = {s: [value(theory(k, 0.0)) for k in kappas] for s, (_, value) in wanted.items() if s != "L_yx"}
+    quantities = _quantities(epsilon)
+    values = {q.symbol: [q.value(theory(k, 1.0)) for k in kappas] for q in quantities}
+    zero = Theory.L_yx.symbol  # It is 0 when ρ = 0 and has no order then.
+    plain = {q.symbol: [q.value(theory(k, 0.0)) for k in kappas] for q in quantities if q.symbol != zero}
     logged = [theory(k, 1.0, enough(k)) for k in kappas]
     values["K(ε), N = κ log"] = [t.iterations(1.0, epsilon) for t in logged]
     values["N·K(ε), N = κ log"] = [t.N * t.iterations(1.0, epsilon) for t in logged]
-    claimed: dict[str, int | None] = {s: order for s, (order, _) in wanted.items()}
+    claimed = {q.symbol: q.claimed for q in quantities}
     claimed |= {"K(ε), N = κ log": 8, "N·K(ε), N = κ log": 9}
     last = [i for i, k in enumerate(kappas) if k >= 999]
     chosen = [kappas[i] for i in last]
@@ -253,12 +268,12 @@ def order_study() -> dict[str, Any]:
 
 
 def _slope(at: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent of a power law: the slope of log value over log argument by least squares."""
+    """Fit the exponent of a power law: the slope of log value over log argument by least squares."""
     return float(np.polyfit(np.log(at), np.log(values), 1)[0])
 
 
 def _start(task: QuadraticTask, theory: Theory) -> float:
-    """W⁰ - inf f at x = 0, y = 0."""
+    """Return W⁰ - inf f at x = 0, y = 0."""
     _, _, _, J, c = wide(task)
 
     def value(x: Any) -> float:

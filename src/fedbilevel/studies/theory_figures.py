@@ -22,7 +22,7 @@ TERMS = {  # the terms of Proposition 1 that are not zero when ρ = 0
 
 
 def draw_estimator(data: dict[str, Any], stem: Path) -> None:
-    """Measured bias and variance against Propositions 1 and 2, over N and over λ."""
+    """Draw the measured bias and variance against Propositions 1 and 2, over N and over λ."""
     figure = _figure(10, 7)
     grid = figure.subplots(2, 2)
     for column, (key, field, label) in enumerate(
@@ -64,7 +64,7 @@ def draw_estimator(data: dict[str, Any], stem: Path) -> None:
 
 
 def draw_convergence(data: dict[str, Any], stem: Path) -> None:
-    """The mean squared hypergradient over K with the theorem's step sizes, and its bound."""
+    """Draw the mean squared hypergradient over K with the theorem's step sizes, and its bound."""
     figure = _figure(8, 5)
     axes = figure.add_subplot()
     rows = data["rows"]
@@ -111,7 +111,7 @@ def draw_convergence(data: dict[str, Any], stem: Path) -> None:
 
 
 def draw_orders(data: dict[str, Any], stem: Path) -> None:
-    """The constants over κ_g with fitted exponents, beside those that Corollary 1 claims."""
+    """Draw the constants over κ_g with the fitted exponents beside those that Corollary 1 claims."""
     figure = _figure(12, 4.8)
     panels: list[tuple[str, Sequence[str]]] = [
         ("constants that grow", ("c_3", "β̄", "c_0", "L_f'", "M_f", "L_y")),

@@ -1,12 +1,13 @@
-"""What the AggITD estimator really does on a quadratic, beside the bounds of Propositions 1 and 2.
+"""What the AggITD estimator does on a quadratic, beside the bounds of Propositions 1 and 2.
 
-Dense float64 NumPy. The rows of a quadratic client differ by additive noise only, so in One-Round-Lower the
-noise of the local steps cancels and one round is affine in y:
+Everything is computed densely, in float64 NumPy. The rows of a quadratic client differ by additive noise only, so
+in One-Round-Lower the noise of the local steps cancels and one round is affine in y:
 
     y⁺ = y - P q,    q = Āy + B̄x + mean_i b_{i,r_i},    P = 1/m Σ_i β/τ Σ_{v<τ} (I - β/τ A_i)^v
 
-The index Q is enumerated. Noise is drawn: `trials` trajectories, one row a client and gradient; the constants
-M and σ_2 are those of a ball that covers every iterate that was drawn. Without noise one trajectory is exact.
+The index Q is enumerated. Noise is drawn: there are `trials` trajectories, and every gradient of a client takes
+one row. The constants M and σ_2 are those of a ball that covers every iterate that was drawn. Without noise one
+trajectory is exact.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Sampled(NamedTuple):
 
 
 def random_case(seed: int) -> Case:
-    """A random quadratic with random dials inside the propositions' conditions."""
+    """Make a random quadratic with random dials that satisfy the propositions' conditions."""
     g = rng.generator(seed, "theory", "case")
     quadratic = Quadratic(
         size_x=int(g.integers(2, 9)),
@@ -87,10 +88,11 @@ def random_case(seed: int) -> Case:
 
 
 def hard_case(N: int) -> Case:
-    """One client and one dimension, with the estimator started at y*: the bounds are a small factor away.
+    """Make a case whose bias and variance are within a small factor of the bounds.
 
-    A = μ = 0.1, B = 1, λ = 1/L_g, f close to linear. The bias is its truncation alone, which Proposition 1
-    bounds by four times itself; the variance tends to half of σ_h² as N grows.
+    It has one client and one dimension, and the estimator starts at y*. A = μ = 0.1, B = 1, λ = 1/L_g, and f is
+    close to linear. The bias is its truncation alone, which Proposition 1 bounds by four times itself, and the
+    variance tends to half of σ_h² as N grows.
     """
     shape = (1, 1, 1)
     A, B, b = np.full(shape, 0.1), np.ones(shape), np.zeros(shape)
@@ -101,7 +103,7 @@ def hard_case(N: int) -> Case:
 
 
 def wide(task: QuadraticTask) -> tuple[Array, Array, Array, Array, Array]:
-    """A, B, b, J, c of every client in float64."""
+    """Return A, B, b, J, c of every client in float64."""
     return (
         task.A.astype(float),
         task.B.astype(float),
@@ -112,7 +114,7 @@ def wide(task: QuadraticTask) -> tuple[Array, Array, Array, Array, Array]:
 
 
 def lower_map(A: Array, beta: float, tau: int) -> Array:
-    """P = 1/m Σ_i β/τ Σ_{v<τ} (I - β/τ A_i)^v"""
+    """Return P = 1/m Σ_i β/τ Σ_{v<τ} (I - β/τ A_i)^v."""
     step, unit = beta / tau, np.eye(A.shape[1])
     total = power = np.broadcast_to(unit, A.shape)
     for _ in range(tau - 1):
@@ -122,7 +124,7 @@ def lower_map(A: Array, beta: float, tau: int) -> Array:
 
 
 def sample(case: Case, trials: int, seed: int) -> Sampled:
-    """Draw trajectories of the lower loop and the noise of the upper gradients, one row a client each."""
+    """Draw trajectories of the lower loop and the noise of the upper gradients, with one row for every client."""
     A, B, b, _, c = wide(case.task)
     m, rows, _ = b.shape
     N, p = case.dials.N, case.task.size_x
@@ -142,7 +144,7 @@ def sample(case: Case, trials: int, seed: int) -> Sampled:
 
 
 def products(case: Case, drawn: Sampled, *, noisy: bool) -> Array:
-    """λ (N+1) (I - λĀ)^{N-Q} ∇_y f(x, y^Q) for every trajectory and every Q: (T, N+1, q)."""
+    """Return λ (N+1) (I - λĀ)^{N-Q} ∇_y f(x, y^Q) for every trajectory and every Q, of shape (T, N+1, q)."""
     A, _, _, J, c = wide(case.task)
     N, lam, p = case.dials.N, case.dials.lam, case.task.size_x
     value = _upper_gradient(case, drawn.y, J, c)[..., p:] + (drawn.noise_y if noisy else 0.0)
@@ -152,9 +154,10 @@ def products(case: Case, drawn: Sampled, *, noisy: bool) -> Array:
 
 
 def bias(case: Case, drawn: Sampled) -> float:
-    """B^I: the mean over trajectories of ||E[h^I] - ∇_x∇_y g (∇²_y g)^{-1} ∇_y f(x, y^N)||², E over Q and samples.
+    """Return B^I: the mean over trajectories of ||E[h^I] - ∇_x∇_y g (∇²_y g)^{-1} ∇_y f(x, y^N)||².
 
-    The paper conditions on y^N alone; by Jensen's inequality that is no larger.
+    The expectation is over Q and the samples. The paper conditions on y^N alone, and by Jensen's inequality its
+    bias is no larger.
     """
     A, B, _, J, c = wide(case.task)
     exact = _upper_gradient(case, drawn.y[:, -1], J, c)[:, case.task.size_x :] @ np.linalg.inv(A.mean(0))
@@ -162,14 +165,20 @@ def bias(case: Case, drawn: Sampled) -> float:
 
 
 def variance(case: Case, drawn: Sampled) -> float:
-    """max_i E||h_i^I - E h_i^I||² over Q, samples and trajectories: no less than the variance given y^N."""
+    """Return max_i E||h_i^I - E h_i^I||² over Q, samples and trajectories.
+
+    It is no less than the variance given y^N, which the paper bounds.
+    """
     p = products(case, drawn, noisy=True).reshape(-1, case.y.size)
     estimates = [p @ B for B in wide(case.task)[1]]
     return max(_mean_square(h - h.mean(0)) for h in estimates)
 
 
 def upper_moves(case: Case, drawn: Sampled) -> tuple[float, float]:
-    """max_{i,v} E||h_i^D(x_v) - h_i^D(x_0) + h^D - h^I||² in One-Round-Upper, and the largest ||(x_v, y^N)||."""
+    """Return max_{i,v} E||h_i^D(x_v) - h_i^D(x_0) + h^D - h^I||² in One-Round-Upper.
+
+    The second number is the largest ||(x_v, y^N)||.
+    """
     _, B, _, J, c = wide(case.task)
     size, tau, last = case.task.size_x, case.dials.tau, drawn.y[:, -1:]
     direct = _upper_gradient(case, last, J, c)[..., :size] + drawn.noise_x
@@ -187,7 +196,10 @@ def upper_moves(case: Case, drawn: Sampled) -> tuple[float, float]:
 
 
 def compare(case: Case, trials: int = 400, seed: int = 0) -> tuple[list[Comparison], Theory]:
-    """The propositions' quantities on one case, each beside its bound; and the theory that gave the bounds."""
+    """Measure the propositions' quantities on one case.
+
+    Return each of them beside its bound, and the theory that gave the bounds.
+    """
     noise = case.task.constants(0.0)
     exact = max(noise.sigma_f, noise.sigma_1) < 1e-6
     drawn = sample(case, 1 if exact else trials, seed)
@@ -199,7 +211,7 @@ def compare(case: Case, trials: int = 400, seed: int = 0) -> tuple[list[Comparis
     def theory_on(ball: float) -> Theory:
         return Theory(case.task.constants(ball), case.dials.N, case.dials.lam, beta=case.dials.beta)
 
-    theory, wider = theory_on(radius), theory_on(max(radius, reach))  # the upper steps leave the first ball
+    theory, wider = theory_on(radius), theory_on(max(radius, reach))  # The upper steps leave the first ball.
     gap = float(((case.y - solution) ** 2).sum())
     gaps = [
         Comparison("lower", _mean_square(drawn.y[:, t] - solution), theory.lower_gap_bound(gap, t))
@@ -214,7 +226,7 @@ def compare(case: Case, trials: int = 400, seed: int = 0) -> tuple[list[Comparis
 
 
 def _upper_gradient(case: Case, y: Array, J: Array, c: Array) -> Array:
-    """∇f(x, y) in z = (x, y), for y of any leading shape."""
+    """Return ∇f(x, y) in z = (x, y), for y of any leading shape."""
     z = np.concatenate([np.broadcast_to(case.x, (*y.shape[:-1], case.x.size)), y], axis=-1)
     return np.asarray(z @ J.mean(0) + c.mean((0, 1)))
 
@@ -231,9 +243,10 @@ class Descent(NamedTuple):
 
 
 def dense_descent(task: QuadraticTask, theory: Theory, tau: int, K: int, seeds: int) -> Descent:
-    """FBO-AggITD from zero with the theorem's step sizes, `seeds` runs side by side, one row a client and draw.
+    """Run FBO-AggITD from zero with the theorem's step sizes, `seeds` runs side by side.
 
-    The same arithmetic as the federation's, in float64 and without messages: for K that is out of its reach.
+    Every draw takes one row of each client. The arithmetic is the federation's, in float64 and without messages,
+    so that K may be larger than a federation can run.
     """
     A, B, b, J, c = wide(task)
     (m, rows, q), p, N, lam = b.shape, task.size_x, theory.N, theory.lam
@@ -263,7 +276,7 @@ def dense_descent(task: QuadraticTask, theory: Theory, tau: int, K: int, seeds: 
 
 
 def federated_descent(task: QuadraticTask, engine: Engine, theory: Theory, tau: int, K: int) -> Descent:
-    """The same by the library's own FBO-AggITD on the engine of a federation, one run."""
+    """Do one such run with the library's own FBO-AggITD on the engine of a federation."""
     algorithm = AggITD(
         N=theory.N,
         lam=theory.lam,
@@ -275,7 +288,7 @@ def federated_descent(task: QuadraticTask, engine: Engine, theory: Theory, tau: 
         share_steps=True,
         batch_zeta=1,
         batch_xi=1,
-        batch_zeta_local="full",  # the noise of a quadratic cancels in a local step
+        batch_zeta_local="full",  # The noise of a quadratic cancels in a local step.
     )
     fed = Federation(engine, seed=K)
     state, total, radius = algorithm.init(task.problem), 0.0, 0.0

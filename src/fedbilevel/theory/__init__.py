@@ -1,0 +1,29 @@
+"""The constants, step sizes and bounds of the AggITD paper's analysis.
+
+`Theory(given, N, lam)` computes all of them from the constants of Assumptions 1-4. The files are:
+
+    assumptions  the constants that the paper assumes
+    declare      how a constant is declared with its symbol, formula and place
+    constants    every constant and step size that the paper derives from the assumed ones; the two bounds of
+                 Proposition 2, σ_h² and D_h², are among them
+    bounds       the bounds of Proposition 1 and Theorem 1, and `Theory`, which has all of the above
+
+Where the paper contradicts itself the code follows the proofs. docs/theory.md lists every such place.
+"""
+
+from .assumptions import Assumed, Given, assumed_entries
+from .bounds import BiasBound, ConvergenceBound, Theory
+from .constants import DerivedConstants
+from .declare import Constant, Entry
+
+__all__ = [
+    "Assumed",
+    "BiasBound",
+    "Constant",
+    "ConvergenceBound",
+    "DerivedConstants",
+    "Entry",
+    "Given",
+    "Theory",
+    "assumed_entries",
+]
