@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedbilevel import UnknownName, cli
-from fedbilevel_bench import CASES, STANDARD
-from fedbilevel_bench.cases import Case
-from fedbilevel_bench.floor import flop
-from fedbilevel_bench.measure import measure
-from fedbilevel_bench.ours import profile
-from fedbilevel_bench.report import write
+from fedbilevel.bench import CASES, STANDARD
+from fedbilevel.bench.cases import Case
+from fedbilevel.bench.floor import flop
+from fedbilevel.bench.measure import measure
+from fedbilevel.bench.ours import profile
+from fedbilevel.bench.report import write
 
 TINY = Case("tiny", shape=(4, 4, 1), lower=12, upper=12, tau=2, cohort=2, registered=3)
 

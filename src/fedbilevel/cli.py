@@ -259,7 +259,7 @@ def bench_command(
     seconds: Annotated[float, typer.Option(min=1.0, help="Time for a case's interleaved repeats.")] = 25.0,
 ) -> None:
     """One outer iteration beside its floor and beside PyTorch, measured in turn in one run."""
-    from fedbilevel_bench import CASES, STANDARD, bench, profile_table, ratio_table
+    from .bench import CASES, STANDARD, bench, profile_table, ratio_table
 
     if names:
         _say("\n".join(CASES))
