@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedbilevel import cli
+from fedbilevel.console import scalars
 from fedbilevel.data import DATASETS, sources
 from fedbilevel.data.origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
@@ -280,6 +281,23 @@ def test_a_run_prints_the_ledger_and_the_rounds_an_outer_iteration(command: Comm
     assert "tfevents" in events.name
     for field in (b"test_accuracy", b"upper_loss", b"bytes_up"):
         assert field in events.read_bytes()
+
+
+def test_tensorboard_logs_the_counts_of_rejected_replies_under_joined_names(
+    command: Command, tmp_path: Path
+) -> None:
+    """A record of a run that rejected a reply has nested counts, which the logger once could not write."""
+    (tmp_path / "chaos.toml").write_text("drop = 0.5\nseed = 1\n")
+    options = ("--chaos", tmp_path / "chaos.toml", "--log", "tensorboard", "--quiet")
+    assert command("run", *sets(*QUADRATIC), "--out", tmp_path / "run", *options) == (0, "", "")
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    for name in (b"rejected/reason/no_answer", b"rejected/client/"):  # tensorboardX replaces the blank
+        assert name in events.read_bytes()
+
+
+def test_the_scalars_of_a_record_are_its_numbers_also_the_nested_ones() -> None:
+    record = {"rounds": 5, "test_loss": None, "note": "a", "flag": True, "rejected": {"reason": {"no answer": 2}}}
+    assert list(scalars(record)) == [("rounds", 5.0), ("rejected/reason/no answer", 2.0)]
 
 
 def test_a_quiet_run_prints_nothing_and_a_resumed_one_goes_on(command: Command, earlier: Path) -> None:
