@@ -21,7 +21,6 @@ ROOMS = [
     "__main__",
     "cli",
     "bench",
-    "console",
     "federate",
     "studies",
     "run",

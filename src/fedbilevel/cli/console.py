@@ -7,13 +7,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .errors import SettingsError
-from .run import Progress as Step
-
-err = Console(stderr=True)
+from ..errors import SettingsError
+from ..run import Progress as Step
+from .shared import err
 
 
 class Bar:
