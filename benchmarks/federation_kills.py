@@ -28,8 +28,8 @@ import fedbilevel as fb
 import held_site
 from engine_equality import SETTINGS, books, spec_of, vectors
 from fedbilevel.errors import FedBilevelError
-from fedbilevel.federate import LocalFederation, simulated_sites
-from fedbilevel.federate.local import SERVER
+from fedbilevel.federate import LoopbackFederation, simulated_sites
+from fedbilevel.federate.loopback import SERVER
 from held_site import KINDS
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -38,7 +38,7 @@ DOWN = 10.0  # seconds after which a server is taken for dead
 
 
 @contextmanager
-def federation(folder: Path) -> Iterator[LocalFederation]:
+def federation(folder: Path) -> Iterator[LoopbackFederation]:
     """Three sites and a server; the victim is one that can be held."""
     files = simulated_sites(spec_of(SETTINGS), folder / "sites", NAMES)
     shutil.copy(held_site.__file__, files[VICTIM].parent)
@@ -46,24 +46,24 @@ def federation(folder: Path) -> Iterator[LocalFederation]:
     del own["problem"]["name"]
     own["problem"] |= {"python": "held_site:make", "place": str(files[VICTIM].parent)}
     files[VICTIM].write_text(tomli_w.dumps(own))
-    with LocalFederation(folder, files) as local:
+    with LoopbackFederation(folder, files) as local:
         yield local
 
 
-def submission(local: LocalFederation, **more: Any) -> Any:
+def submission(local: LoopbackFederation, **more: Any) -> Any:
     """Who submits runs; also on a busy machine."""
     from fedbilevel.federate.submit import Kit, Submission
 
     return Submission(Kit(local.admin_kit), NAMES, **{"patience": 120.0, **more})
 
 
-def submit(local: LocalFederation, out: Path, settings: dict[str, Any], resume: bool = False) -> fb.Result:
+def submit(local: LoopbackFederation, out: Path, settings: dict[str, Any], resume: bool = False) -> fb.Result:
     """Run to the end, starting again whatever has ended."""
     submitted = submission(local, between=local.revive)
     return submitted.run(spec_of(settings), out, resume=resume, overwrite=False)
 
 
-def audited(local: LocalFederation) -> list[dict[str, Any]]:
+def audited(local: LoopbackFederation) -> list[dict[str, Any]]:
     """What the victim was asked, as it wrote down itself before it began to work on it."""
     file = local.site_file(VICTIM).parent / "audit.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
@@ -73,7 +73,7 @@ def audited(local: LocalFederation) -> list[dict[str, Any]]:
 class Killer(threading.Thread):
     """Kills the victim once in each kind of round, then the server; what was killed is in `killed`."""
 
-    def __init__(self, local: LocalFederation, submitted: Any) -> None:
+    def __init__(self, local: LoopbackFederation, submitted: Any) -> None:
         super().__init__(daemon=True)
         self._local, self._place, self._submitted = local, local.site_file(VICTIM).parent, submitted
         self._over = threading.Event()
@@ -119,7 +119,7 @@ class Killer(threading.Thread):
         return next((time - killed for time in again), None)
 
 
-def killed_run(local: LocalFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, Killer]:
+def killed_run(local: LoopbackFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, Killer]:
     """A run with all the kills: one command as long as sites are killed, and a second one after the server was."""
     submitted = submission(local, restarts=len(KINDS))
     with Killer(local, submitted) as killer:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fedbilevel import UnknownName, cli
-from fedbilevel_bench import CASES, STANDARD
-from fedbilevel_bench.cases import Case
-from fedbilevel_bench.floor import flop
-from fedbilevel_bench.measure import measure
-from fedbilevel_bench.ours import profile
-from fedbilevel_bench.report import write
+from fedbilevel import UnknownName
+from fedbilevel.bench import CASES, STANDARD
+from fedbilevel.bench.cases import Case
+from fedbilevel.bench.floor import flop
+from fedbilevel.bench.measure import measure
+from fedbilevel.bench.ours import profile
+from fedbilevel.bench.report import write
+from fedbilevel.cli.bench import bench_command
 
 TINY = Case("tiny", shape=(4, 4, 1), lower=12, upper=12, tau=2, cohort=2, registered=3)
 
@@ -40,4 +41,4 @@ def test_a_row_has_medians_ratios_and_where_the_time_goes(tmp_path: Path) -> Non
 
 def test_a_case_that_does_not_exist_is_refused_before_anything_runs() -> None:
     with pytest.raises(UnknownName, match="case 'nothing' is unknown"):
-        cli.bench_command(cases=["nothing"])
+        bench_command(cases=["nothing"])

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedbilevel import cli
+from fedbilevel import cli, load_spec, run
+from fedbilevel.cli import runs
+from fedbilevel.cli.console import scalars
+from fedbilevel.cli.outcome import beside_the_paper
 from fedbilevel.data import DATASETS, sources
 from fedbilevel.data.origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
@@ -77,7 +80,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the quadratic."""
     path = tmp_path_factory.mktemp("runs") / "finished"
-    cli.run(cli.load_spec("demo", QUADRATIC), path)
+    run(load_spec("demo", QUADRATIC), path)
     return path
 
 
@@ -246,7 +249,7 @@ def test_a_run_is_not_resumed_with_other_settings(command: Command, earlier: Pat
 
 
 def test_a_checkpoint_from_another_runs_folder_is_refused(command: Command, earlier: Path, tmp_path: Path) -> None:
-    cli.run(cli.load_spec("demo", [*QUADRATIC, "seed=1"]), tmp_path / "other")
+    run(load_spec("demo", [*QUADRATIC, "seed=1"]), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "checkpoint.safetensors", earlier)
     before = contents(earlier)
     outcome = command("run", *sets(*QUADRATIC), "--out", earlier, "--resume")
@@ -282,6 +285,23 @@ def test_a_run_prints_the_ledger_and_the_rounds_an_outer_iteration(command: Comm
         assert field in events.read_bytes()
 
 
+def test_tensorboard_logs_the_counts_of_rejected_replies_under_joined_names(
+    command: Command, tmp_path: Path
+) -> None:
+    """A record of a run that rejected a reply has nested counts, which the logger once could not write."""
+    (tmp_path / "chaos.toml").write_text("drop = 0.5\nseed = 1\n")
+    options = ("--chaos", tmp_path / "chaos.toml", "--log", "tensorboard", "--quiet")
+    assert command("run", *sets(*QUADRATIC), "--out", tmp_path / "run", *options) == (0, "", "")
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    for name in (b"rejected/reason/no_answer", b"rejected/client/"):  # tensorboardX replaces the blank
+        assert name in events.read_bytes()
+
+
+def test_the_scalars_of_a_record_are_its_numbers_also_the_nested_ones() -> None:
+    record = {"rounds": 5, "test_loss": None, "note": "a", "flag": True, "rejected": {"reason": {"no answer": 2}}}
+    assert list(scalars(record)) == [("rounds", 5.0), ("rejected/reason/no answer", 2.0)]
+
+
 def test_a_quiet_run_prints_nothing_and_a_resumed_one_goes_on(command: Command, earlier: Path) -> None:
     longer = [*QUADRATIC, "stop.rounds=20"]
     assert command("run", *sets(*longer), "--out", earlier, "--resume", "--quiet") == (0, "", "")
@@ -304,7 +324,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run", interrupted)
+    monkeypatch.setattr(runs, "run", interrupted)
     outcome = command("run", *sets(*QUADRATIC), "--out", tmp_path / "run")
     assert outcome.code == 130
     assert "interrupted; the run goes on from its last checkpoint with --resume" in outcome.err
@@ -314,16 +334,16 @@ def test_print_spec_shows_a_spec_that_runs_as_it_stands(command: Command, tmp_pa
     outcome = command("run", *sets(*QUADRATIC), "--print-spec")
     assert (outcome.code, outcome.err) == (0, "")
     (tmp_path / "spec.toml").write_text(outcome.out)
-    assert cli.load_spec(tmp_path / "spec.toml") == cli.load_spec("demo", QUADRATIC)
+    assert load_spec(tmp_path / "spec.toml") == load_spec("demo", QUADRATIC)
     assert "# lower step size β" in outcome.out
 
 
 def test_the_paper_is_quoted_beside_its_own_set_up_only(capsys: pytest.CaptureFixture[str]) -> None:
     reached: dict[str, Any] = {"rounds_to": {"0.90": 300}}
-    cli._beside_the_paper(cli.load_spec("paper"), reached)
+    beside_the_paper(load_spec("paper"), reached)
     assert capsys.readouterr().out == "rounds to 90 %: ours 300, the paper's 305\n"
     for other in ("data.name=digits", "data.clients=50", "algorithm.upper_steps=2"):
-        cli._beside_the_paper(cli.load_spec("paper", [other]), reached)
+        beside_the_paper(load_spec("paper", [other]), reached)
     assert capsys.readouterr().out == ""
 
 

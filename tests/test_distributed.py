@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel import cli, processes
+from fedbilevel import processes
+from fedbilevel.cli import runs
 from fedbilevel.problem import Task
 from fedbilevel.record import FILES, LOCK, SOMETIMES
 
@@ -235,6 +236,6 @@ def test_the_command_joins_before_it_runs_and_one_process_talks(
     order: list[Any] = []
     monkeypatch.setattr(processes, "join", lambda: order.append("join"))
     monkeypatch.setattr(processes, "is_first", lambda: False)
-    monkeypatch.setattr(cli, "run", lambda *a, **k: order.append(k["observers"]))
-    cli.run_command(folder=tmp_path, log="tensorboard", distributed=True)
+    monkeypatch.setattr(runs, "run", lambda *a, **k: order.append(k["observers"]))
+    runs.run_command(folder=tmp_path, log="tensorboard", distributed=True)
     assert order == ["join", []]

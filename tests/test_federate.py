@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedbilevel as fb
 from fedbilevel import cli
 from fedbilevel.data import ClientData, Part
-from fedbilevel.federate import LocalFederation
+from fedbilevel.federate import LoopbackFederation
 from fedbilevel.federate.commands import federated, registered
 from fedbilevel.federate.job import write_job
 from fedbilevel.federate.sitefile import write_rows
@@ -85,7 +85,7 @@ def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path
 
 def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(tmp_path: Path) -> None:
     """As FLARE's job processes do; they went on writing into a folder that was being deleted."""
-    local = LocalFederation(tmp_path, {})
+    local = LoopbackFederation(tmp_path, {})
     local.admin_kit.mkdir(parents=True)
     start = local.kit("localhost") / "startup" / "sub_start.sh"
     start.parent.mkdir(parents=True)

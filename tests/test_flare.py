@@ -23,7 +23,7 @@ import pytest
 import fedbilevel as fb
 import rogue_site
 from engine_equality import IN_PROCESS, ITERATIONS, SETTINGS, books, compare, differences, wire
-from fedbilevel.federate import LocalFederation
+from fedbilevel.federate import LoopbackFederation
 from federation_kills import NAMES, Killer, federation, killed_run, same, submit
 from held_site import KINDS
 
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackFederation]:
     with federation(tmp_path_factory.mktemp("flare")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(local: LocalFederation, tmp_path_factory: pytest.TempPathFactory) -> fb.Result:
+def uninterrupted(local: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory) -> fb.Result:
     return submit(local, tmp_path_factory.mktemp("run") / "whole", SETTINGS)
 
 
@@ -73,7 +73,7 @@ def test_the_ledger_says_2n_plus_3_and_has_the_bytes_of_whole_messages_beside(un
 
 
 def test_sites_live_through_the_job_in_processes_of_their_own(
-    local: LocalFederation, uninterrupted: fb.Result
+    local: LoopbackFederation, uninterrupted: fb.Result
 ) -> None:
     (job,) = jobs(uninterrupted.folder)
     assert job["finished"] and sorted(job["pids"]) == NAMES and job["refused"] == {}
@@ -84,7 +84,7 @@ def test_sites_live_through_the_job_in_processes_of_their_own(
         assert sum(entry["round"][0] == "round" for entry in asked) == 5 * ITERATIONS
 
 
-def test_nothing_listens_on_any_address_but_loopback(local: LocalFederation, uninterrupted: fb.Result) -> None:
+def test_nothing_listens_on_any_address_but_loopback(local: LoopbackFederation, uninterrupted: fb.Result) -> None:
     own = descendants([process.pid for process in local.processes.values()])
     listening = listeners(own)
     assert listening, "the server listens"
@@ -128,7 +128,7 @@ def listeners(pids: set[int]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def killed(local: LocalFederation, tmp_path_factory: pytest.TempPathFactory) -> tuple[fb.Result, Killer]:
+def killed(local: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory) -> tuple[fb.Result, Killer]:
     return killed_run(local, tmp_path_factory.mktemp("killed") / "run", SETTINGS)
 
 
@@ -156,9 +156,9 @@ def test_kills_change_no_bit_of_the_result(killed: tuple[fb.Result, Killer], uni
 # ------------------------------------------------------------------------------------------------ who is refused
 
 
-def test_a_site_of_a_foreign_authority_is_refused(local: LocalFederation, tmp_path: Path) -> None:
+def test_a_site_of_a_foreign_authority_is_refused(local: LoopbackFederation, tmp_path: Path) -> None:
     """Its certificate is as good as any, but of an authority that the server does not know."""
-    foreign = LocalFederation(tmp_path / "foreign", {"site-1": tmp_path / "none.toml"})
+    foreign = LoopbackFederation(tmp_path / "foreign", {"site-1": tmp_path / "none.toml"})
     foreign.provision()
     own, other = local.kit("site-1") / "startup", foreign.kit("site-1") / "startup"
     target = json.loads((own / "fed_client.json").read_text())["servers"][0]["service"]["target"]
@@ -181,7 +181,7 @@ def test_a_site_of_a_foreign_authority_is_refused(local: LocalFederation, tmp_pa
 
 
 def test_sites_that_answer_wrongly_or_cannot_load_are_refused_counted_and_named_and_the_run_goes_on(
-    local: LocalFederation, uninterrupted: fb.Result, tmp_path: Path
+    local: LoopbackFederation, uninterrupted: fb.Result, tmp_path: Path
 ) -> None:
     files = {name: local.site_file(name) for name in NAMES[1:]}
     before = {name: file.read_text() for name, file in files.items()}

@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fedbilevel import Federation, Simulation  # noqa: E402
+from fedbilevel.bench.cases import EPOCHS, Case  # noqa: E402
+from fedbilevel.bench.rivals import Plan, Rival, counts, draw_plan, flat_from, state_from  # noqa: E402
+from fedbilevel.bench.rivals_func import func_iterate, torch_func  # noqa: E402
+from fedbilevel.bench.rivals_loop import loop_iterate, torch_loop  # noqa: E402
 from fedbilevel.engines.base import Call, Replies, prepare  # noqa: E402
 from fedbilevel.rng import generator  # noqa: E402
-from fedbilevel_bench.cases import EPOCHS, Case  # noqa: E402
-from fedbilevel_bench.rivals import Plan, Rival, counts, draw_plan, flat_from, state_from  # noqa: E402
-from fedbilevel_bench.rivals_func import func_iterate, torch_func  # noqa: E402
-from fedbilevel_bench.rivals_loop import loop_iterate, torch_loop  # noqa: E402
 
 # 14 lower rows: the last minibatch of a pass is short.
 SMALL = dict(lower=14, upper=10, cohort=3, registered=5)

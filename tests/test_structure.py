@@ -20,7 +20,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ROOMS = [
     "__main__",
     "cli",
-    "console",
+    "bench",
     "federate",
     "studies",
     "run",

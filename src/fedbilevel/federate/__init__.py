@@ -1,9 +1,10 @@
-"""A real federation on NVIDIA FLARE: sites with data of their own, a server, and who submits the run.
+"""A real federation on NVIDIA FLARE: sites with their own data, a server, and an admin who submits the run.
 
-The extra `fedbilevel[flare]`; only `app` and `submit` import FLARE, and only when they are used.
+It needs the extra `fedbilevel[flare]`. Only `app` and `submit` import FLARE, and they are imported only when
+they are used.
 """
 
-from .local import LocalFederation, simulated_sites
+from .loopback import LoopbackFederation, simulated_sites
 from .sitefile import LoadedSite, load_site
 
-__all__ = ["LoadedSite", "LocalFederation", "load_site", "simulated_sites"]
+__all__ = ["LoadedSite", "LoopbackFederation", "load_site", "simulated_sites"]

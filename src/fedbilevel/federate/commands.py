@@ -15,7 +15,7 @@ from ..errors import SettingsError
 from ..record import FEDERATION, RunFolder
 from ..run import Result
 from ..spec import Spec, load_spec
-from .local import LocalFederation, need_flare, simulated_sites
+from .loopback import LoopbackFederation, need_flare, simulated_sites
 
 __all__ = ["federated", "join", "kit_run", "need_flare", "registered", "simulate_run"]
 
@@ -79,9 +79,9 @@ def simulate_run(spec: Spec, out: Path, *, work: Path | None, say: Say, **more: 
     options = {key: more.pop(key) for key in ("resume", "overwrite", "observers") if key in more}
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedbilevel-")))
-        local = LocalFederation(place, simulated_sites(spec, place / "sites", names))
+        loopback = LoopbackFederation(place, simulated_sites(spec, place / "sites", names))
         say(f"starting a server and {len(names)} sites on this machine")
-        stack.enter_context(local)
-        more = {"patience": STARTING, "between": local.revive, "say": say, **more}
-        submission = Submission(Kit(local.admin_kit), names, **more)
+        stack.enter_context(loopback)
+        more = {"patience": STARTING, "between": loopback.revive, "say": say, **more}
+        submission = Submission(Kit(loopback.admin_kit), names, **more)
         return submission.run(spec, out, **options)

@@ -1,27 +1,28 @@
-"""Our outer iteration, and where its time goes."""
+"""Our outer iteration, and how its time divides into parts."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedbilevel import Federation, Part, Sample, Simulation
-from fedbilevel.engines import Call
-from fedbilevel.probes import losses
-from fedbilevel.problem import task_with_test
-
+from ..data import Part
+from ..engines import Call, Simulation
+from ..federation import Federation
+from ..probes import losses
+from ..problem import task_with_test
+from ..steps import Sample
 from .cases import CLASSES, Case
 
 TEST_ROWS = 10_000
 
 
 def ours(case: Case) -> Callable[[], None]:
-    """One outer iteration a call."""
+    """Return a function that performs one outer iteration in each call."""
     return _start(case, Simulation(case.problem, case.clients()))[0]
 
 
@@ -37,15 +38,22 @@ def _start(case: Case, engine: Any) -> tuple[Callable[[], None], Federation]:
 
 
 class Watched:
-    """A simulation whose parts are timed, each waited for: what overlaps in a run is in sequence here."""
+    """A simulation that times its parts.
+
+    It waits for the result of each part, so parts that overlap in a run are in sequence here.
+    """
 
     def __init__(self, engine: Simulation) -> None:
         self.engine, self.problem, self.clients = engine, engine.problem, engine.clients
-        self.seconds: Counter[str] = Counter()
-        engine.embed = self._timed(lambda *_: "embedding", engine.embed)
-        engine.load = self._timed(lambda *_: "loading data", engine.load)
-        engine.draw = self._timed(lambda *_: "drawing rows", engine.draw)
-        engine.compute = self._timed(lambda call, *_: call.step.name, engine.compute)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        names: dict[str, Callable[..., str]] = {
+            "embed": lambda *_: "embedding",
+            "load": lambda *_: "loading data",
+            "draw": lambda *_: "drawing rows",
+            "compute": lambda call, *_: call.step.name,
+        }
+        for method, name in names.items():
+            setattr(engine, method, self._timed(name, getattr(engine, method)))
 
     def replies(self, call: Call) -> Any:
         return self.engine.replies(call)
@@ -61,9 +69,10 @@ class Watched:
 
 
 def profile(case: Case, expected: float) -> dict[str, float]:
-    """Seconds of one outer iteration by part, and of an evaluation beside it; fewer repeats if it is slow.
+    """Return the seconds of one outer iteration by part, and of an evaluation.
 
-    `dispatch` is what remains: checks and means of replies, the ledger, Python.
+    `expected` is the time of an iteration in seconds; the slower it is, the fewer repeats there are. `dispatch`
+    is the remainder: checks and means of replies, the ledger, and Python.
     """
     repeats = int(np.clip(4 / expected, 1, 12))
     engine = Watched(Simulation(case.problem, case.clients()))
@@ -82,7 +91,7 @@ def profile(case: Case, expected: float) -> dict[str, float]:
 
 
 def _evaluation(case: Case, fed: Federation, repeats: int) -> float:
-    """Accuracy on ten thousand test rows and the losses of ten clients, as a run measures after an iteration."""
+    """Time what a run evaluates after an iteration: accuracy on 10,000 test rows and the losses of ten clients."""
     rng = np.random.default_rng(1)
     inputs = rng.random((TEST_ROWS, case.inputs), np.float32)
     test = Part(inputs, rng.integers(0, CLASSES, TEST_ROWS).astype(np.int32))

@@ -1,8 +1,8 @@
 """What the PyTorch rivals share: the state, the random choices of an outer iteration, data and layouts.
 
-A rival is a function iterate(state, plan) -> state that does one outer iteration of FBO-AggITD (`sampled`
-estimator, `svrg` lower solver). All that is random is in the plan, so a test can give it ours.
-`rivals_loop.torch_loop` is the sequential rival, `rivals_func.torch_func` the batched one.
+A rival is a function iterate(state, plan) -> state that performs one outer iteration of FBO-AggITD (`sampled`
+estimator, `svrg` lower solver). The plan contains every random choice, so a test can pass the choices that our own
+iteration made. `rivals_loop.torch_loop` is the sequential rival, and `rivals_func.torch_func` is the batched one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Group = tuple[Tensor, ...]
 
 
 class State(NamedTuple):
-    """x and y as PyTorch's layers hold them: weight and bias of each layer, convolutions as (out, in, 5, 5)."""
+    """x and y as PyTorch stores them: weight and bias of each layer, and kernels as (out, in, 5, 5)."""
 
     body: Group
     head: Group
@@ -30,8 +30,8 @@ class State(NamedTuple):
 class Plan(NamedTuple):
     """The random choices of one outer iteration.
 
-    `index` holds the minibatches of the lower steps, (N, cohort, steps, BATCH); of step s only the first
-    `counts[s]` rows are meant, since the last minibatch of a pass may be short.
+    `index` contains the minibatches of the lower steps and has the shape (N, cohort, steps, BATCH). Step s uses
+    only the first `counts[s]` rows, since the last minibatch of a pass may be short.
     """
 
     clients: tuple[int, ...]
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A part of a client's data, or of a cohort's when stacked: images as (rows, channels, height, width)."""
+    """A part of a client's data, or of a cohort's if stacked. Images are (rows, channels, height, width)."""
 
     inputs: Tensor
     labels: Tensor
@@ -52,7 +52,7 @@ Iterate = Callable[[State, Plan], State]
 
 @dataclass
 class Rival:
-    """Calls `iterate` with a fresh random plan and carries the state on from call to call."""
+    """A callable that draws a new plan, calls `iterate` with it, and keeps the state for the next call."""
 
     case: Case
     iterate: Iterate
@@ -64,14 +64,14 @@ class Rival:
 
 
 def rival(case: Case, iterate: Iterate) -> Rival:
-    """A rival that starts where our run of the case starts."""
+    """Return a rival that starts from the same x and y as our run of the case."""
     problem = case.problem
     start = state_from(case, np.asarray(problem.flat_x.vector), np.asarray(problem.flat_y.vector))
     return Rival(case, iterate, start, torch.Generator().manual_seed(0))
 
 
 def draw_plan(case: Case, generator: torch.Generator) -> Plan:
-    """A random cohort, EPOCHS shuffled passes a client and lower round, and Q uniform on {0, ..., N}."""
+    """Draw a cohort, EPOCHS shuffled passes for each client and lower round, and Q uniformly from {0, ..., N}."""
     clients = torch.randperm(case.registered, generator=generator)[: case.cohort].tolist()
     index = torch.zeros(case.N * case.cohort * EPOCHS, -(-case.lower // BATCH) * BATCH, dtype=torch.int64)
     for order in index:
@@ -81,12 +81,12 @@ def draw_plan(case: Case, generator: torch.Generator) -> Plan:
 
 
 def counts(case: Case) -> tuple[int, ...]:
-    """The rows of each minibatch of a client's lower round."""
+    """Return the number of rows of each minibatch in a lower round of a client."""
     return EPOCHS * tuple(min(BATCH, case.lower - start) for start in range(0, case.lower, BATCH))
 
 
 def loader(case: Case) -> Callable[[int], tuple[Rows, Rows]]:
-    """load(client) -> the lower and the upper rows. Inputs are views of the arrays in memory, not copies."""
+    """Return load(client) -> (lower rows, upper rows). Inputs are views of the arrays in memory and not copies."""
     clients = case.clients()
 
     def load(client: int) -> tuple[Rows, Rows]:
@@ -100,17 +100,17 @@ def loader(case: Case) -> Callable[[int], tuple[Rows, Rows]]:
 
 
 def _inputs(case: Case, flat: Tensor) -> Tensor:
-    """Our rows are flat in the order height, width, channels."""
+    """Reshape our rows, which are flat in the order height, width, channels, to what PyTorch expects."""
     return flat if case.model == "mlp" else flat.unflatten(1, case.shape).permute(0, 3, 1, 2)
 
 
 def padding(case: Case) -> int:
-    """Of the first convolution: images of 28 x 28 are padded to 32 x 32."""
+    """Return the padding of the first convolution, which pads images of 28 x 28 to 32 x 32."""
     return 2 if case.shape[0] == 28 else 0
 
 
 class Layer(NamedTuple):
-    """The shape of a layer's weight here, and where an axis of it differs, how ours is cut and reordered."""
+    """The shape of a weight in PyTorch and, where the layouts differ, our shape and the order of its axes."""
 
     shape: tuple[int, ...]
     ours: tuple[int, ...] | None = None
@@ -118,7 +118,7 @@ class Layer(NamedTuple):
 
 
 def layers(case: Case) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
-    """The layers of body and head. Ours keep a kernel as (5, 5, in, out) and flatten images channels last."""
+    """Return the layers of body and head. Our kernels are (5, 5, in, out), and our images channels last."""
     if case.model == "mlp":
         return (Layer((HIDDEN, case.inputs)),), (Layer((CLASSES, HIDDEN)),)
     channels = case.shape[2]
@@ -130,7 +130,7 @@ def layers(case: Case) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
 
 
 def state_from(case: Case, x: np.ndarray, y: np.ndarray) -> State:
-    """Our flat vectors as a rival's state."""
+    """Convert our flat vectors to the state of a rival."""
     halves = []
     for vector, half in zip((x, y), layers(case), strict=True):
         left, group = torch.from_numpy(np.array(vector)), []
@@ -144,7 +144,7 @@ def state_from(case: Case, x: np.ndarray, y: np.ndarray) -> State:
 
 
 def flat_from(case: Case, state: State) -> tuple[np.ndarray, np.ndarray]:
-    """A rival's state as our flat vectors x and y."""
+    """Convert the state of a rival to our flat vectors x and y."""
     vectors = []
     for group, half in zip(state, layers(case), strict=True):
         flat = []
@@ -157,7 +157,7 @@ def flat_from(case: Case, state: State) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean(replies: Iterable[Sequence[Tensor]], count: int) -> Group:
-    """The mean over clients of lists of tensors, taken as they come."""
+    """Return the mean over clients of lists of tensors. Replies are added one by one and are not kept."""
     total: Group | None = None
     for reply in replies:
         if total is None:

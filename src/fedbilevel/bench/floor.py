@@ -1,12 +1,14 @@
-"""The floor of an outer iteration: the matrix products it cannot avoid, bare, in the same library.
+"""The floor of an outer iteration: the matrix products that it cannot avoid and nothing else, in JAX.
+
+For every client of the cohort these are
 
     features of both halves, once                           2 forward passes of the body
     the two halves of the hypergradient                     2 backward passes
     tau - 1 more upper steps (the first one is free)        a forward and a backward pass each
 
-for every client of the cohort. A pass of the MLP's body is one product, (rows x inputs)(inputs x hidden). A
-convolution is the product of patches that are given: cutting them out is not counted. What works on the small
-features (lower steps, Hessian products) is not counted either, nor are activations, pooling and sums.
+A pass of the MLP's body is one product, (rows x inputs)(inputs x hidden). A convolution is a product with
+patches that are given, since cutting the patches is not counted. Work on the small features (lower steps,
+Hessian products) is not counted either, and neither are activations, pooling and sums.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from jax import Array
 
 from .cases import HIDDEN, Case
 
-LARGEST = 100  # clients whose operands are held at once
+LARGEST = 100  # the number of clients whose operands are held at once
 
 
 class Product(NamedTuple):
-    """A layer of the body for each row: (places x inner)(inner x outer); its input may need a gradient."""
+    """The product of one layer for each row: (places x inner)(inner x outer).
+
+    `inner_gradient` says whether the backward pass also needs the gradient of the layer's input.
+    """
 
     places: int
     inner: int
@@ -44,18 +49,19 @@ def layers(case: Case) -> list[Product]:
 
 
 def flop(case: Case) -> int:
-    """Floating-point operations of the floor."""
+    """Return the number of floating-point operations of the floor."""
     forward = sum(2 * layer.places * layer.inner * layer.outer for layer in layers(case))
     inputs = sum(2 * layer.places * layer.inner * layer.outer for layer in layers(case) if layer.inner_gradient)
-    passes = case.lower + case.upper + case.upper * (case.tau - 1)  # rows, each forward and backward
+    passes = case.lower + case.upper + case.upper * (case.tau - 1)  # the rows that pass forward and backward
     return case.cohort * passes * (2 * forward + inputs)
 
 
 def floor(case: Case) -> Callable[[], object]:
-    """The products of one outer iteration: batched over the clients for the MLP, client by client for the CNN.
+    """Return a function that computes the products of one outer iteration.
 
-    Each has the faster of its two orientations: rows x features for the MLP, features x places for the CNN.
-    Operands are shared by all chunks, and for the CNN by all clients.
+    They are batched over the clients for the MLP and computed client by client for the CNN. Each model uses the
+    faster of the two orientations, which is rows x features for the MLP and features x places for the CNN. All
+    chunks share the operands, and for the CNN all clients share them.
     """
     wide = case.model == "cnn"
     clients = 1 if wide else min(case.cohort, LARGEST)

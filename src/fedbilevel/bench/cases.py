@@ -1,6 +1,7 @@
-"""What is measured: one outer iteration of FBO-AggITD, in the paper's set-ups and beyond.
+"""The cases of the benchmark: one outer iteration of FBO-AggITD in the paper's set-ups and in larger ones.
 
-The data are random and of the paper's shapes: time does not depend on them, and nothing has to be fetched.
+The data are random and have the shapes of the paper's data. The time does not depend on the values, and so
+nothing has to be fetched.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Literal
 import jax
 import numpy as np
 
-from fedbilevel import AggITD, ClientData, LazyClients
-from fedbilevel.data import ClientSize, Part
-from fedbilevel.models import TwoHalves, cnn, mlp
-from fedbilevel.problem import Problem
-from fedbilevel.problems import representation_problem
+from ..algorithms import AggITD
+from ..data import ClientData, ClientSize, LazyClients, Part
+from ..models import TwoHalves, cnn, mlp
+from ..problem import Problem
+from ..problems import representation_problem
 
 HIDDEN, CLASSES, DECAY, SMOOTHING, LAM, BETA, ALPHA = 200, 10, 0.05, 1e-3, 0.01, 0.003, 0.01
 BATCH, EPOCHS = 10, 5
@@ -24,7 +25,11 @@ BATCH, EPOCHS = 10, 5
 
 @dataclass(frozen=True)
 class Case:
-    """One set-up. `lower` and `upper` are a client's rows, `tau` its upper steps, `N` the lower rounds."""
+    """One set-up.
+
+    `lower` and `upper` are the numbers of rows of a client, `tau` is the number of its upper steps, and `N` is the
+    number of lower rounds.
+    """
 
     name: str
     model: Literal["mlp", "cnn"] = "mlp"
@@ -42,7 +47,7 @@ class Case:
 
     @property
     def steps(self) -> int:
-        """Minibatches of a client's lower round."""
+        """The number of minibatches in a lower round of a client."""
         return EPOCHS * -(-self.lower // BATCH)
 
     @property
@@ -71,7 +76,7 @@ class Case:
         )
 
     def clients(self) -> LazyClients:
-        """Random rows. A client's are made when it is asked, from a table that all share."""
+        """Return clients with random rows. A client's rows are cut from one table when it is loaded."""
         rng = np.random.default_rng(0)
         rows = 10 * (self.lower + self.upper)
         inputs = rng.random((rows, self.inputs), np.float32)

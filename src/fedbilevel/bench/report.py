@@ -1,4 +1,4 @@
-"""What was measured, as a table, as bench.json and as a picture."""
+"""The measurements as tables, as bench.json and as a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTESTANTS = {
 
 
 def ratio_table(rows: list[dict[str, Any]]) -> Table:
-    """A line a case: seconds of our iteration, and ratios within the same run."""
+    """Return a table with one line for each case: the seconds of our iteration, and ratios within the same run."""
     table = Table(title="One outer iteration of FBO-AggITD", title_justify="left")
     for column in ("case", "ours, s", "ours/floor", "quartiles", "torch loop/ours", "torch.func/ours", "MB"):
         table.add_column(column, justify="left" if column == "case" else "right")
@@ -37,7 +37,7 @@ def ratio_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def profile_table(row: dict[str, Any]) -> Table:
-    """Where the time of our iteration goes."""
+    """Return a table of the parts of our iteration and their times."""
     table = Table(title=f"{row['case']}: where the time goes", title_justify="left")
     table.add_column("part")
     table.add_column("ms", justify="right")
@@ -47,14 +47,14 @@ def profile_table(row: dict[str, Any]) -> Table:
 
 
 def write(rows: list[dict[str, Any]], out: Path) -> None:
-    """bench.json and bench.png."""
+    """Write bench.json and bench.png."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(rows, indent=2) + "\n")
     draw(rows, out / "bench.png")
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds of an iteration on a logarithmic axis, a group of bars a case."""
+    """Draw the seconds of an iteration on a logarithmic axis, with a group of bars for each case."""
     figure = Figure(figsize=(9, 1.2 + 0.85 * len(rows)), layout="constrained")
     axes = figure.subplots()
     height = 0.8 / len(CONTESTANTS)

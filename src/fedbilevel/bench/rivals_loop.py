@@ -1,8 +1,9 @@
-"""The PyTorch rival that one writes first: one client after the other, nn.Modules, torch.autograd.grad.
+"""The PyTorch rival that a user would write first: one client after the other, with nn.Module and autograd.grad.
 
-Every loss runs its rows through the whole network. Nothing is slow on purpose: a pass that needs no x-gradient
-runs the body without a graph, both gradients of a lower step share it, the gradient q and a Hessian product at
-the same y share theirs, the free first local steps are skipped, and the upper correction is computed once.
+Every loss passes its rows through the whole network. Nothing is slow on purpose. A pass that needs no gradient
+by x runs the body without a graph, and both gradients of a lower step share that pass. The gradient q and a
+Hessian product at the same y share a graph. The first local steps, which need no new gradient, are not computed.
+The correction of the upper steps is computed once.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from .rivals import Group, Plan, Rival, Rows, State, loader, mean, padding, riva
 
 
 def torch_loop(case: Case) -> Rival:
-    """One outer iteration a call, client by client."""
+    """Return a rival that performs one outer iteration in each call, client by client."""
     return rival(case, loop_iterate(case))
 
 
 def networks(case: Case) -> tuple[nn.Module, nn.Module]:
-    """Body and head as modules; their parameters come from a state."""
+    """Return body and head as modules. Their parameters are set from a state later."""
     if case.model == "mlp":
         return nn.Sequential(nn.Linear(case.inputs, HIDDEN), nn.ReLU()), nn.Linear(HIDDEN, CLASSES)
     body = nn.Sequential(
@@ -49,7 +50,7 @@ def lower_loss(head: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def features_of(body: nn.Module, inputs: Tensor) -> Tensor:
-    """The body without a graph, for what is differentiated by the head alone."""
+    """Run the body without a graph, for a loss that is differentiated by the head alone."""
     with torch.no_grad():
         return body(inputs)
 
@@ -69,13 +70,13 @@ def move(module: nn.Module, step: float, direction: Iterable[Tensor]) -> None:
 
 
 def loop_iterate(case: Case) -> Callable[[State, Plan], State]:
-    """iterate(state, plan) -> state, one client after the other."""
+    """Return iterate(state, plan) -> state, which takes one client after the other."""
     read = loader(case)
     body, head = networks(case)
     x, y = list(body.parameters()), list(head.parameters())
 
     def gradients(lower: Rows, upper: Rows, z: Group | None, source: bool, last: bool) -> tuple[Group, Group]:
-        """Lines 4-6 of Algorithm AggITD: q_i, of no use at t = N, and z_i, empty before t = Q."""
+        """Lines 4-6 of Algorithm AggITD: q_i, which is not used at t = N, and z_i, which is empty before t = Q."""
         q: Group = ()
         if not last or z is not None:
             loss = lower_loss(head, features_of(body, lower.inputs), lower.labels)
@@ -89,7 +90,7 @@ def loop_iterate(case: Case) -> Callable[[State, Plan], State]:
         return _detached(q), tuple(v - LAM * hv for v, hv in zip(z, product, strict=True))
 
     def lower_steps(lower: Rows, q: Group, index: Tensor, counts: Sequence[int]) -> Group:
-        """One-Round-Lower, by SVRG from y. At y both gradients are equal: the first step is y - β q."""
+        """One-Round-Lower by SVRG, started at y. At y both gradients are equal, so the first step is y - β q."""
         own = deepcopy(head)
         own_y = list(own.parameters())
         move(own, BETA, q)
@@ -102,7 +103,7 @@ def loop_iterate(case: Case) -> Callable[[State, Plan], State]:
         return _detached(own_y)
 
     def upper_gradient(network: nn.Module, upper: Rows) -> Group:
-        """∇_x f_i at a body and the held y."""
+        """∇_x f_i at the parameters of `network` and at the current y."""
         return grad(F.cross_entropy(head(network(upper.inputs)), upper.labels), list(network.parameters()))
 
     def hypergradient(lower: Rows, f_x: Group, p: Group) -> Group:

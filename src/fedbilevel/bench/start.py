@@ -1,7 +1,8 @@
-"""python -m fedbilevel_bench.start: seconds from the start of a process to the end of its first outer iteration.
+"""`python -m fedbilevel.bench.start` times a process from its start to the end of its first outer iteration.
 
-The paper's MNIST set-up; imports, data, compilation and the evaluation before the first iteration are included.
-Cold has an empty cache of compiled programs, warm the one that the cold start filled.
+It runs the paper's MNIST set-up. The time includes imports, data, compilation and the evaluation before the first
+iteration. The cold start has an empty cache of compiled programs, and the warm starts use the cache that the cold
+start filled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ run(spec, sys.argv[1], observers=[lambda progress: print(time.time())])
 
 
 def seconds(programs: Path, out: Path) -> float:
-    """One outer iteration of the paper's preset in a fresh process, with this cache of programs."""
+    """Time one outer iteration of the paper's preset in a new process, with this cache of compiled programs."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",

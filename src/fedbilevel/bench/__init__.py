@@ -1,6 +1,9 @@
-"""Benchmarks of fedbilevel: one outer iteration beside its floor and beside PyTorch, in one run.
+"""The benchmark: one outer iteration, its floor and its PyTorch rivals, measured in the same run.
 
-`fedbilevel bench` is the command. Every case is measured in a process of its own, so that its memory is its own.
+The command is `fedbilevel bench`. Every case is measured in a new process, so that the peak memory of one case
+does not include that of another.
+
+PyTorch is optional. `measure` imports the rivals only if torch is installed, and nothing else here imports them.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ __all__ = ["CASES", "STANDARD", "Case", "bench", "profile_table", "ratio_table"]
 def bench(
     names: Sequence[str], out: Path | None, budget: float, say: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Measure cases one after the other; `say` is told of each when it is done, and what there is is written."""
+    """Measure cases one after the other and return their rows.
+
+    After each case, `say` is called with its row, and all rows so far are written to `out` if that is given.
+    """
     rows: list[dict[str, Any]] = []
     for name in names:
-        command = [sys.executable, "-m", "fedbilevel_bench", name, str(budget)]
+        command = [sys.executable, "-m", "fedbilevel.bench", name, str(budget)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         say(rows[-1])

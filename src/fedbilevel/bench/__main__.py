@@ -1,12 +1,11 @@
-"""python -m fedbilevel_bench CASE SECONDS: measure one case and print its row as JSON."""
+"""`python -m fedbilevel.bench CASE SECONDS` measures one case and prints its row as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from fedbilevel.runtime import prepare_runtime
-
+from ..runtime import prepare_runtime
 from .cases import CASES
 from .measure import measure
 from .ours import profile

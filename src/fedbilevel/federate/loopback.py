@@ -1,7 +1,9 @@
-"""A federation on this machine: provisioned in a folder, server and sites as processes of their own, on loopback.
+"""A whole federation on this machine, over the loopback address.
 
-Everything is as it is between machines: certificates of one authority, mutual TLS, a kit for each participant. The
-server's name is `localhost`, which FLARE binds to 127.0.0.1; by any other name it would listen on every address.
+The federation is provisioned in a folder, and its server and its sites run as separate processes. Everything
+else is as it is between machines: one authority signs all certificates, connections use mutual TLS, and every
+participant has a kit. The server is named `localhost`, which FLARE binds to 127.0.0.1; with any other name it
+would listen on every address.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 ADMIN = "admin@fedbilevel.org"
 PROJECT = "fedbilevel"
 SERVER = "localhost"
-_MARK = "FEDBILEVEL_KIT"  # in the environment of a participant's processes: whose they are
+_MARK = "FEDBILEVEL_KIT"  # This variable in the environment of a process says which participant it belongs to.
 
 
 def need_flare() -> None:
@@ -46,7 +48,10 @@ def need_flare() -> None:
 
 
 def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Path]:
-    """A folder for each site, with its rows and its TOML: client i of the spec's data is site i."""
+    """Write a folder for each site, with its rows and its TOML, and return the TOML files by name.
+
+    Client i of the spec's data becomes site i.
+    """
     task = spec.task()
     problem: dict[str, Any] = {"name": spec.to_mapping()["problem"]["name"]} | to_mapping(spec.problem)
     if isinstance(spec.problem, HyperRepresentation):
@@ -71,11 +76,11 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
     return files
 
 
-class LocalFederation:
-    """A server and sites on this machine, for the time of a `with` block.
+class LoopbackFederation:
+    """A server and sites that run on this machine for the duration of a `with` block.
 
-    folder  where kits, logs and FLARE's own files go
-    sites   the TOML of each site, by the site's name
+    folder  the folder for kits, logs and the files that FLARE writes
+    sites   the TOML file of each site, by the name of the site
     """
 
     def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
@@ -87,7 +92,7 @@ class LocalFederation:
 
     @property
     def admin_kit(self) -> Path:
-        """The kit of who submits runs."""
+        """The kit of the admin, who submits runs."""
         return self.kit(ADMIN)
 
     def kit(self, name: str) -> Path:
@@ -95,12 +100,12 @@ class LocalFederation:
         return self._kits / name
 
     def site_file(self, name: str) -> Path:
-        """The TOML of a site."""
+        """The TOML file of a site."""
         return self._sites[name]
 
-    def __enter__(self) -> LocalFederation:
+    def __enter__(self) -> LoopbackFederation:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, _leave)  # else what was started would outlive us
+            self._before = signal.signal(signal.SIGTERM, _leave)  # otherwise our processes would outlive us
         try:
             self.provision()
             self.start(SERVER)
@@ -119,7 +124,7 @@ class LocalFederation:
             self._before = None
 
     def start(self, name: str) -> None:
-        """Start the server or a site; its words go to NAME.log."""
+        """Start the server or a site. Its output is appended to NAME.log."""
         environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -146,28 +151,28 @@ class LocalFederation:
         self.starts[name] = self.starts.get(name, 0) + 1
 
     def revive(self) -> list[str]:
-        """Start again whatever has ended; who that was."""
+        """Restart every participant whose process has ended, and return their names."""
         ended = [name for name, process in self.processes.items() if process.poll() is not None]
         for name in ended:
-            self.kill(name)  # what a killed parent left behind
+            self.kill(name)  # A killed parent may have left children behind.
             self.start(name)
         return ended
 
     def kill(self, name: str) -> None:
-        """End the server or a site as `kill -9` does, with all that it started."""
+        """Kill the server or a site, and every process that it started, as `kill -9` does."""
         self._end([name], patience=0.0)
 
     def members(self, names: Iterable[str]) -> set[psutil.Process]:
-        """All processes of these participants.
+        """Return all processes of these participants.
 
-        They are known by their environment: FLARE starts a job's processes in sessions of their own, and one whose
-        parent was killed is nobody's child.
+        They are found by their environment. FLARE starts the processes of a job in new sessions, and a process
+        whose parent was killed is no longer a descendant of ours.
         """
         import psutil
 
         kits, found = {str(self.kit(name)) for name in names}, set()
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
+            with contextlib.suppress(psutil.Error):  # The process ended meanwhile, or belongs to another user.
                 if _environment(process).get(_MARK) in kits:
                     found.add(process)
         return found
@@ -186,11 +191,11 @@ class LocalFederation:
             time.sleep(0.05)
 
     def provision(self) -> None:
-        """Make the authority and a kit for each participant, if there is none yet."""
+        """Create the authority and a kit for each participant, unless they exist already."""
         if self.admin_kit.exists():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        project = self._folder / "project.json"  # JSON is YAML
+        project = self._folder / "project.json"  # FLARE reads YAML, of which JSON is a subset.
         project.write_text(json.dumps(_project(list(self._sites), _free_port()), indent=2))
         done = subprocess.run(
             [
@@ -213,7 +218,7 @@ class LocalFederation:
         self._settle_server()
 
     def _settle_server(self) -> None:
-        """The server's own files into its folder, as FLARE would share one among all servers of a machine."""
+        """Give the server a folder for its files; by default, all FLARE servers of a machine share one."""
         local = self.kit(SERVER) / "local"
         text = (local / "resources.json.default").read_text()
         resources = json.loads(text.replace("/tmp/nvflare", str(self._folder / "server")))
@@ -249,12 +254,16 @@ def _free_port() -> int:
 
 
 def _leave(number: int, _: object) -> None:
-    """End as by `sys.exit`, through every `with`."""
+    """Exit through `sys.exit`, so that every `with` block is left properly."""
     sys.exit(128 + number)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
-    """Empty for a while in the middle of an `exec`, and always for a kernel's thread, which has no program."""
+    """Return the environment of a process.
+
+    It is empty for a moment while the process is in an `exec`, so we try a few times. It is always empty for a
+    thread of the kernel, which has no executable.
+    """
     tries = 10
     while not (found := process.environ()) and process.exe() and (tries := tries - 1):
         time.sleep(0.005)

@@ -1,8 +1,9 @@
-"""The PyTorch rival in torch.func: the mathematics of our simulation, batched over the cohort.
+"""The PyTorch rival in torch.func, which does the mathematics of our simulation batched over the cohort.
 
-What depends on x alone is computed once an outer iteration: the features of all rows, and the pullback of the
-body. Lower steps are a Python loop over minibatches, each batched over the clients by vmap; upper steps are
-batched too. The stored ∇_x f_i of the hypergradient serves the correction of the upper steps.
+The features of all rows and the pullback of the body depend on x alone and are computed once in an outer
+iteration. Lower steps are a Python loop over minibatches, and each step is batched over the clients by vmap.
+Upper steps are batched too. The ∇_x f_i that the hypergradient needed is stored and used in the correction of
+the upper steps.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ Body = Callable[[Group, Tensor], Tensor]
 
 
 def torch_func(case: Case) -> Rival:
-    """One outer iteration a call, the cohort batched."""
+    """Return a rival that performs one outer iteration in each call, batched over the cohort."""
     return rival(case, func_iterate(case))
 
 
 def bodies_of(case: Case) -> Body:
-    """bodies(xs, inputs) -> features, with an x for each client; the first axis of everything is the client.
+    """Return bodies(xs, inputs) -> features, with an x for each client.
 
-    Convolutions take the clients in turn. Measured for the body's gradients of ten clients with kernels of
-    their own, 60 rows each of 28 x 28 and 32 x 32 x 3, in CPU seconds of one thread: in turn 0.105 and 0.121;
-    vmap over F.conv2d, which is a grouped convolution, 0.144 and 0.184; F.unfold and a matrix product under
-    vmap 0.412 and 0.575, in turn 0.250 and 0.388.
+    The first axis of every array is the client.
+
+    Convolutions take the clients one after the other, since that took less time when we measured the
+    gradients of the body for ten clients with different kernels and 60 rows each, of 28 x 28 and of 32 x 32 x 3.
+    In CPU seconds of one thread, one after the other took 0.105 and 0.121; vmap over F.conv2d, which is a
+    grouped convolution, took 0.144 and 0.184; F.unfold and a matrix product took 0.412 and 0.575 under vmap, and
+    0.250 and 0.388 one after the other.
     """
     pad = padding(case)
 
@@ -65,26 +69,32 @@ def lower_loss(y: Group, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def both_losses(own: Group, y: Group, features: Tensor, labels: Tensor) -> Tensor:
-    """Its gradients by `own` and by `y` are the two of an SVRG step, for one call of vmap and grad."""
+    """Return the sum of two losses, whose gradients by `own` and by `y` are the two gradients of an SVRG step.
+
+    The sum makes one call of vmap and grad enough for both.
+    """
     return lower_loss(own, features, labels) + lower_loss(y, features, labels)
 
 
 def hessian_product(y: Group, v: Group, features: Tensor, labels: Tensor) -> Group:
     """∇²_y g_i v
 
-    Reverse over reverse: for ten clients of 300 rows and the head of the mlp it takes 4.0 ms, forward over
-    reverse 7.9 ms (the least of 24), and the latter comes out in float64.
+    This is reverse over reverse mode. For ten clients of 300 rows and the head of the MLP it takes 4.0 ms. Forward
+    over reverse mode takes 7.9 ms (the least of 24 repeats), and its result is in float64.
     """
     return vjp(lambda w: grad(lower_loss)(w, features, labels), y)[1](v)[0]
 
 
 def mixed_product(y: Group, v: Group, features: Tensor, labels: Tensor) -> Tensor:
-    """∇_features ⟨∇_y g_i, v⟩, whose pullback is ∇_x∇_y g_i v. Reverse over reverse, as above: 4.4 to 5.6 ms."""
+    """∇_features ⟨∇_y g_i, v⟩, whose pullback is ∇_x∇_y g_i v
+
+    This is reverse over reverse mode for the same reason (4.4 to 5.6 ms).
+    """
     return vjp(lambda rows: grad(lower_loss)(y, rows, labels), features)[1](v)[0]
 
 
 class Embedded(NamedTuple):
-    """A part of the cohort's data with its features, and the pullback from features to x for each client."""
+    """A part of the cohort's data, its features, and the pullback from features to x for each client."""
 
     rows: Rows
     features: Tensor
@@ -92,7 +102,7 @@ class Embedded(NamedTuple):
 
 
 def func_iterate(case: Case) -> Callable[[State, Plan], State]:
-    """iterate(state, plan) -> state, the clients batched."""
+    """Return iterate(state, plan) -> state, batched over the clients."""
     read, bodies = loader(case), bodies_of(case)
     g_y, f_y = (vmap(grad(loss), (None, 0, 0)) for loss in (lower_loss, upper_loss))
     g_yy = vmap(hessian_product, (None, None, 0, 0))
@@ -108,7 +118,7 @@ def func_iterate(case: Case) -> Callable[[State, Plan], State]:
         return Embedded(rows, features, lambda cotangent: pullback(cotangent)[0])
 
     def lower_steps(y: Group, q: Group, lower: Embedded, index: Tensor, counts: tuple[int, ...]) -> Group:
-        """One-Round-Lower, by SVRG from y. At y both gradients are equal: the first step is y - β q."""
+        """One-Round-Lower by SVRG, started at y. At y both gradients are equal, so the first step is y - β q."""
         clients = torch.arange(len(index))[:, None]
         own = tuple((v - BETA * d).expand(len(index), *v.shape) for v, d in zip(y, q, strict=True))
         for s, count in list(enumerate(counts))[1:]:
@@ -146,5 +156,5 @@ def func_iterate(case: Case) -> Callable[[State, Plan], State]:
 
 
 def _mean(group: Group) -> Group:
-    """The mean over the clients, the first axis."""
+    """Return the mean over the clients, which are the first axis."""
     return tuple(v.mean(0) for v in group)

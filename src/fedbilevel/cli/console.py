@@ -1,21 +1,21 @@
-"""Those who watch a run: the progress bar and TensorBoard."""
+"""The observers of a run that the command line offers: the progress bar and TensorBoard."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .errors import SettingsError
-from .run import Progress as Step
-
-err = Console(stderr=True)
+from ..errors import SettingsError
+from ..run import Progress as Step
+from .shared import err
 
 
 class Bar:
-    """The progress of a run on the standard error, when that is a terminal."""
+    """A progress bar on the standard error, which is shown only if that is a terminal."""
 
     def __enter__(self) -> Bar:
         self._progress = Progress(
@@ -30,7 +30,7 @@ class Bar:
             TimeRemainingColumn(),
             console=err,
             transient=True,
-            disable=not err.is_terminal,  # elsewhere it would only leave an empty line
+            disable=not err.is_terminal,  # A file or a pipe would only get an empty line.
         )
         self._task = self._progress.add_task(
             "run", total=1.0, iteration=0, rounds=0, measure="starting", speed=0.0
@@ -53,7 +53,7 @@ class Bar:
 
 
 class TensorBoard:
-    """Every evaluation as scalars for TensorBoard, against rounds."""
+    """An observer that writes every evaluation as scalars for TensorBoard, with rounds as the horizontal axis."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -78,12 +78,26 @@ class TensorBoard:
         if self._writer is None:
             self._writer = self._make(str(self._folder))
         self._last = step.record["iteration"]
-        for name, value in step.record.items():
-            if name not in ("iteration", "rounds") and value is not None:
+        for name, value in scalars(step.record):
+            if name not in ("iteration", "rounds"):
                 self._writer.add_scalar(name, value, step.record["rounds"])
 
 
+def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the name and value of every number in a record of the history.
+
+    A number in a nested mapping has the joined keys as its name, such as `rejected/reason/no answer`. Values
+    that are not numbers are left out.
+    """
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{prefix}{key}/")
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            yield f"{prefix}{key}", float(value)
+
+
 def logger(kind: str, folder: Path) -> TensorBoard:
+    """Return the logger that `--log` names."""
     if kind != "tensorboard":
         raise SettingsError(f"--log {kind} is unknown; use tensorboard")
     return TensorBoard(folder)

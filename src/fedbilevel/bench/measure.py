@@ -1,4 +1,8 @@
-"""Timing one case: ours, its floor and the rivals in turn, so that what else the machine does falls on all."""
+"""Timing of one case.
+
+Our iteration, its floor and the rivals are run in turn, so that other work on the machine affects all of them
+alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from .floor import floor, flop
 from .ours import ours
 
 Iteration = Callable[[], object]
-LARGEST_RIVAL = 10  # clients a cohort; the rivals would take minutes an iteration beyond
+LARGEST_RIVAL = 10  # With a larger cohort, an iteration of the rivals takes minutes.
 
 
 def seconds(iteration: Iteration) -> float:
@@ -25,7 +29,7 @@ def seconds(iteration: Iteration) -> float:
 
 
 def rivals(case: Case) -> dict[str, Iteration]:
-    """The PyTorch rivals by the name of their column; they need the extra `bench`."""
+    """Return the PyTorch rivals by the name of their column, or none if torch (the extra `bench`) is missing."""
     if importlib.util.find_spec("torch") is None or case.cohort > LARGEST_RIVAL:
         return {}
     from .rivals_func import torch_func
@@ -35,14 +39,16 @@ def rivals(case: Case) -> dict[str, Iteration]:
 
 
 def measure(case: Case, budget: float = 30.0, least: int = 3) -> dict[str, Any]:
-    """A row of bench.json: medians of interleaved repeats, and ratios with their quartiles.
+    """Return a row of bench.json: medians of interleaved repeats, and ratios with their quartiles.
 
-    A cycle runs every contestant at least once, the quick ones until they have had a part of the time of the
-    slowest, ours and the floor always in turn. Cycles go on until the budget is spent.
+    A cycle runs every contestant at least once. Quick contestants are repeated until they have used about a
+    third of the time of the slowest. Our iteration and the floor are repeated equally often and alternate.
+    Cycles are repeated until the budget, in seconds, is spent.
     """
     found: dict[str, Iteration] = {"ours_s": ours(case)}
     once = {"ours_s": min(_warm(found["ours_s"], case))}
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # ours alone, before the others come
+    # The peak so far is that of our iteration alone, since the others are made only now.
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name, iteration in ({"floor_s": floor(case)} | rivals(case)).items():
         found[name], once[name] = iteration, min(_warm(iteration, case))
     cycle = max(once.values())
@@ -62,7 +68,10 @@ def measure(case: Case, budget: float = 30.0, least: int = 3) -> dict[str, Any]:
 
 
 def _warm(iteration: Iteration, case: Case) -> list[float]:
-    """Until every program is compiled (each Q was drawn, or most), but not for long."""
+    """Run until every program is likely to be compiled, for at most about 8 seconds, and return the times.
+
+    A program is compiled when its Q is drawn for the first time, which needs several iterations.
+    """
     taken: list[float] = []
     while len(taken) < 2 or (len(taken) < 4 * (case.N + 1) and sum(taken) < 8):
         taken.append(seconds(iteration))

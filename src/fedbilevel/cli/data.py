@@ -1,0 +1,67 @@
+"""The commands `data list`, `data fetch` and `data show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from .. import data as data_room
+from ..errors import DataUnavailable, FedBilevelError, SettingsError
+from ..spec import load_spec
+from .shared import Sets, SpecFile, out, say
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and see how they are split.")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """The data sets, and which are in the cache."""
+    table = Table("name", "rows", "classes", "in the cache", title=f"Data sets; cache: {data_room.cache_folder()}")
+    for name, entry in data_room.DATASETS.items():
+        table.add_row(name, *_cached(name, bool(entry.files)))
+    out.print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: str, force: Annotated[bool, typer.Option("--force", help="Fetch again, whatever is there.")] = False
+) -> None:
+    """Fetch a data set into the cache and verify it."""
+    folder = data_room.fetch(name, force=force)
+    where = folder if data_room.DATASETS[name].files else "embedded, nothing to fetch"
+    say(f"{name}: {where}")
+
+
+@data_app.command("show")
+def datashow(
+    spec: SpecFile = None,
+    sets: Sets = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as PNG or SVG.")] = None,
+) -> None:
+    """How a spec splits its data across clients: a table, and a picture of the labels."""
+    chosen = load_spec(spec, sets or [])
+    settings = chosen.data
+    if settings.name == data_room.GENERATED:
+        raise SettingsError("data.name = 'generated' has no labels to show; choose a problem with a data set")
+    dataset, parts = settings.split(chosen.seed)
+    out.print(data_room.label_table(dataset.train_targets, parts, dataset.classes))
+    if picture is not None:
+        labels, kind = dataset.train_targets, settings.partition
+        try:
+            data_room.draw_labels(picture, labels, parts, dataset.classes, dataset=dataset.name, kind=kind)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"--picture {picture} cannot be written: {error}") from None
+        say(f"picture: {picture}")
+
+
+def _cached(name: str, fetched: bool) -> tuple[str, str, str]:
+    """Return the columns `rows`, `classes` and `in the cache` of a data set."""
+    try:
+        dataset = data_room.load(name, offline=True)
+    except FedBilevelError as error:
+        return "", "", "no" if isinstance(error, DataUnavailable) else f"unusable: {error}"
+    rows = f"{len(dataset.train_targets):,} + {len(dataset.test_targets):,}"
+    return rows, str(dataset.classes), "yes" if fetched else "embedded"

@@ -1,0 +1,83 @@
+"""The commands `reproduce`, `tune` and `theory`, which run many specs and compare them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..algorithms import AggITD
+from ..errors import SettingsError
+from ..problems import Quadratic
+from ..report import study_table
+from ..spec import load_spec
+from ..studies import QUICK, Runs, load_study, reproduce, study_names, tune
+from ..studies.theory import run_theory, theory_table
+from .shared import Sets, SpecFile, err, out, say
+
+# A run has sequential parts, in which another one can use the cores; two at a time keep them busy.
+JOBS = min(2, os.cpu_count() or 1)
+
+
+def reproduce_command(
+    names: Annotated[list[str], typer.Argument(help="Tables and figures, such as table2 figure3; or: all.")],
+    folder: Annotated[Path, typer.Option("--out", help="Where tables, figures and report.html go.")] = Path(
+        "results"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every run.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version; what it writes says so.")] = False,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Run this share of the rounds.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
+        "runs/studies"
+    ),
+) -> None:
+    """Run what is missing of the paper's tables and figures, and set ours beside theirs."""
+    chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
+    if quick or share < 1:
+        chosen = [study.shortened(QUICK if quick else share) for study in chosen]
+    for section in reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err):
+        out.print(study_table(section.title, section.rows))
+        say(section.remarks)
+    say(f"report: {folder / 'report.html'}")
+
+
+def tune_command(
+    grid: Annotated[
+        list[str], typer.Option(metavar="KEY=V1;V2", help="One axis; KEY1,KEY2=A1,A2;B1,B2 for pairs.")
+    ],
+    spec: SpecFile = None,
+    sets: Sets = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs, table and best.toml go.")] = Path("runs/tune"),
+    seeds: Annotated[int, typer.Option(min=1)] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
+) -> None:
+    """Run a grid of settings and write the best as a spec."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
+    out.print(study_table("Grid, best first", rows))
+    say(f"best settings: {folder / 'best.toml'}")
+
+
+def theory_command(
+    spec: SpecFile = None,
+    sets: Sets = None,
+    radius: Annotated[float, typer.Option(min=0.0, help="The ball in which M and sigma_2 are taken.")] = 10.0,
+    iterations: Annotated[int, typer.Option("--K", min=1, help="Outer iterations K of Theorem 1.")] = 10_000,
+    folder: Annotated[Path | None, typer.Option("--out", help="Also run the study of the bounds.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version of the study.")] = False,
+) -> None:
+    """Every constant of the paper for a quadratic problem; with --out, measured beside the bounds.
+
+    The problem, N and λ are those of the spec; problem.name=quadratic is set unless the spec has it.
+    """
+    chosen = load_spec(spec, [*(sets or []), "problem.name=quadratic"] if spec is None else sets or [])
+    if not isinstance(chosen.problem, Quadratic) or not isinstance(chosen.algorithm, AggITD):
+        raise SettingsError("theory needs problem.name = 'quadratic' and algorithm.name = 'fbo-aggitd'")
+    constants = chosen.problem.make(chosen.data.clients, chosen.seed).constants(radius)
+    out.print(theory_table(constants, chosen.algorithm.N, chosen.algorithm.lam, K=iterations))
+    if folder is not None:
+        run_theory(folder, quick)
+        say(f"figures, theory.md and theory.json: {folder}/")
