@@ -1,10 +1,13 @@
 """Data: what clients hold, the data sets, and how their rows are dealt to clients."""
 
+from .cache import cache_folder, fetch
+from .catalogue import DATASETS, Entry
 from .clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
+from .dataset import Dataset
 from .describe import draw_labels, label_counts, label_table
+from .loading import load
 from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
 from .settings import GENERATED, DataSettings
-from .sources import DATASETS, Dataset, Entry, cache_folder, fetch, load
 
 __all__ = [
     "DATASETS",

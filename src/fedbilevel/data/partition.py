@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..errors import SettingsError, UnknownName
 from ..rng import generator
 from .clients import ClientData, ClientSize, LazyClients, Part
-from .sources import Dataset
+from .dataset import Dataset
 
 Rows = npt.NDArray[np.intp]
 ROWS = 100  # of a client whose rows are drawn, unless told otherwise

@@ -8,9 +8,11 @@ from pydantic import Field
 
 from ..errors import UnknownName
 from ..settings import Count, Positive, about, settings
+from .catalogue import DATASETS
 from .clients import Clients
+from .dataset import Dataset
+from .loading import load
 from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
-from .sources import DATASETS, Dataset, load
 
 GENERATED = "generated"
 
