@@ -31,13 +31,10 @@ class DataSettings:
     ] = "shards"
     alpha: Annotated[Positive, about("dirichlet, drawn: the smaller, the less alike the clients")] = 0.5
     shards_per_client: Annotated[Count, about("shards: how many a client gets")] = 2
-    rows_per_client: Annotated[
-        Annotated[int, Field(ge=2)] | None,  # not a number, so that specs written before it keep their digest
-        about("drawn: how many rows a client draws from the table; left out: 100"),
-    ] = None
+    rows_per_client: Annotated[int, Field(ge=2), about("drawn: how many rows a client draws from the table")] = 100
     train_share: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
-        about("share of a client's rows for the lower loss; left out: 0.5 for iid, else 0.8"),
+        about("share of a client's rows for the lower loss; default: 0.5 for iid, else 0.8"),
     ] = None
 
     def split(self, seed: int) -> tuple[Dataset, Partition | Drawn]:
