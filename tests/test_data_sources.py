@@ -63,7 +63,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch):
     def add(*places: origins.Source) -> None:
-        monkeypatch.setitem(data.DATASETS, "tiny", replace(TINY, sources=places))
+        monkeypatch.setitem(data.DATASETS._known, "tiny", replace(TINY, sources=places))
 
     return add
 

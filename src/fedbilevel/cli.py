@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from . import data as data_room
 from . import processes
@@ -279,10 +278,7 @@ def bench_command(
 @data_app.command("list")
 def data_list() -> None:
     """The data sets, and which are in the cache."""
-    table = Table("name", "rows", "classes", "in the cache", title=f"Data sets; cache: {data_room.cache_folder()}")
-    for name, entry in data_room.DATASETS.items():
-        table.add_row(name, *_cached(name, bool(entry.files)))
-    out.print(table)
+    out.print(data_room.dataset_table())
 
 
 @data_app.command("fetch")
@@ -291,7 +287,7 @@ def data_fetch(
 ) -> None:
     """Fetch a data set into the cache and verify it."""
     folder = data_room.fetch(name, force=force)
-    where = folder if data_room.DATASETS[name].files else "embedded, nothing to fetch"
+    where = folder if data_room.files_of(name) else "embedded, nothing to fetch"
     _say(f"{name}: {where}")
 
 
@@ -330,23 +326,12 @@ def main() -> None:
 
 def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:
     """The same run on the embedded digits, if its data set cannot be had."""
-    if chosen.data.name == data_room.GENERATED:
-        return chosen
     try:
-        data_room.fetch(chosen.data.name)
+        chosen.data.fetch()
     except DataUnavailable as error:
         err.print(f"{error}\nGoing on with the embedded digits.", markup=False, style="yellow")
         return load_spec(spec, [*sets, "data.name=digits"])
     return chosen
-
-
-def _cached(name: str, fetched: bool) -> tuple[str, str, str]:
-    try:
-        dataset = data_room.load(name, offline=True)
-    except FedBilevelError as error:
-        return "", "", "no" if isinstance(error, DataUnavailable) else f"unusable: {error}"
-    rows = f"{len(dataset.train_targets):,} + {len(dataset.test_targets):,}"
-    return rows, str(dataset.classes), "yes" if fetched else "embedded"
 
 
 def _say(text: str) -> None:

@@ -26,10 +26,12 @@ from .origins import Source
 def fetch(name: str, *, force: bool = False) -> Path:
     """Put the files of a data set into the cache if they are not there, or if `force`, and return its folder.
 
-    A data set without files, such as 'digits', has nothing to fetch.
+    A data set without files, such as 'digits' or one that a function makes, has nothing to fetch.
     """
     entry, folder = find(name), cache_folder() / name
-    if entry.files and (force or len(_cached(name, entry, folder)) < len(entry.files)):
+    if not isinstance(entry, Entry) or not entry.files:
+        return folder
+    if force or len(_cached(name, entry, folder)) < len(entry.files):
         obtain(name, entry.files, entry.sources, folder)
     return folder
 
@@ -126,6 +128,10 @@ def _progress() -> Progress:
 
 
 def _reason(error: Exception) -> str:
-    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-    text = " ".join(f"{kind}{error}".split())
+    return one_line(str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
+
+
+def one_line(text: str) -> str:
+    """The text in one line of limited length, to stand within an error message."""
+    text = " ".join(text.split())
     return text if len(text) <= 300 else f"{text[:300]}..."

@@ -1,7 +1,8 @@
 """The catalogue of data sets: one entry of `DATASETS` for each.
 
 An entry says which raw files a data set consists of (with their SHA-256), where they can be had, how they are
-read, and how pixels are normalised.
+read, and how pixels are normalised. An installed package adds data sets by entry points in the group
+`fedbilevel.datasets`: an entry, or a function without arguments that returns a `Dataset`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import UnknownName
+from ..errors import SettingsError, UnknownName
+from ..names import Names
 from .conversions import cifar_archive, cifar_pictures
+from .dataset import Dataset
 from .origins import Apt, Installed, Npm, Source, Web
 from .readers import CIFAR_BATCHES, IDX, Tables, read_cifar, read_digits, read_idx
 
@@ -38,9 +41,11 @@ class Entry:
     white: float = 255.0
 
 
+Loader = Callable[[], Dataset]
+
 IDX_GZ = tuple(f"{name}.gz" for name in IDX)
 
-DATASETS: dict[str, Entry] = {
+BUILT_IN: dict[str, Entry | Loader] = {
     "digits": Entry(shape=(8, 8, 1), mean=(0.3051,), std=(0.3762,), read=read_digits, white=16.0),
     "mnist": Entry(
         shape=(28, 28, 1),
@@ -116,9 +121,23 @@ DATASETS: dict[str, Entry] = {
     ),
 }
 
+DATASETS: Names[Entry | Loader] = Names("datasets", "data.name", BUILT_IN)
 
-def find(name: str) -> Entry:
-    """The entry of a data set, or an error that lists the names that there are."""
+
+def find(name: str) -> Entry | Loader:
+    """The entry or the function of a data set; an unknown name is an error that lists the known ones."""
     if name not in DATASETS:
         raise UnknownName("data set", name, DATASETS)
-    return DATASETS[name]
+    found = DATASETS[name]
+    if isinstance(found, Entry) or callable(found):
+        return found
+    raise SettingsError(
+        f"data.name = {name!r} is wrong: the package that adds it gives an object of type {type(found).__name__}; "
+        "its entry point must be an Entry, or a function that returns a Dataset"
+    )
+
+
+def files_of(name: str) -> Mapping[str, str]:
+    """The files of a data set with their SHA-256. There are none where nothing has to be fetched."""
+    found = find(name)
+    return found.files if isinstance(found, Entry) else {}

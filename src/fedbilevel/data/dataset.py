@@ -57,7 +57,11 @@ class NormalRows:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A table for classification. Inputs are flat normalised rows laid out as height, width, channel."""
+    """A table for classification. Inputs are flat normalised rows laid out as height, width, channel.
+
+    A data set without images has the shape (1, 1, features). `mean` and `std` have one number for each channel and
+    tell how the inputs were normalised; nothing is computed from them.
+    """
 
     name: str
     train_inputs: Rows
@@ -66,5 +70,5 @@ class Dataset:
     test_targets: npt.NDArray[np.int32]
     classes: int
     shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
