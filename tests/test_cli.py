@@ -91,7 +91,7 @@ def earlier(finished: Path, tmp_path: Path) -> Path:
 
 WRONG = {
     "unknown key, near a known one": ("algorithm.lamb=0.1", "algorithm.lamb is not a setting; did you mean lam?"),
-    "unknown key, near none": ("data.zzz=1", "data.zzz is not a setting; use one of: name, clients"),
+    "unknown key, near none": ("data.zzz=1", "data.zzz is not a setting; use one of: name, function"),
     "unknown section": ("algoritm.N=1", "algoritm is not a section; did you mean algorithm?"),
     "N = 0": ("algorithm.N=0", "algorithm.N = 0 is wrong: input should be greater than or equal to 1"),
     "negative step": ("algorithm.alpha=-0.1", "algorithm.alpha = -0.1 is wrong: input should be greater than 0"),

@@ -61,6 +61,8 @@ def _made(function: Callable[[], Any], what: str, who: str) -> Dataset:
     """
     try:
         made = function()
+    except MemoryError:
+        raise  # a run has an error of its own for it
     except Exception as error:  # the function is not of this library, and may raise anything
         raise SettingsError(f"{what} is wrong: {who} raises {_told(error)}; correct it") from error
     if not isinstance(made, Dataset):
