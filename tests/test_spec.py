@@ -184,6 +184,8 @@ def test_the_digest_changes_with_every_other_setting(name: str) -> None:
         cls = type(getattr(parse(raw), section))
         hints = get_type_hints(cls)
         for field in dataclasses.fields(cls):
+            if (section, field.name) == ("data", "function"):
+                continue  # is refused without data.name = "python"; test_own_data.py has its digest
             digests[section, field.name] = changed(raw, section, field.name, hints[field.name]).digest
     assert len(set(digests.values())) == len(digests)
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from .aggregate import RULES, Rule
 from .algorithms import ALGORITHMS, Algorithm
 from .algorithms.graphs import Network
-from .data import DATASETS, GENERATED, DataSettings
+from .data import GENERATED, DataSettings
 from .engines import AttackSettings, Engine, Loop, Simulation
 from .errors import SettingsError, UnknownName
 from .federation import Weighting
@@ -192,7 +192,7 @@ class Spec:
 
     def engine(self, task: Task) -> Engine:
         """What runs the clients, liars among them if the spec says so."""
-        classes = None if self.problem.makes_data else DATASETS[self.data.name].classes
+        classes = None if self.problem.makes_data else self.data.classes
         clients = self.attack.wrap_clients(task.clients, classes, self.seed)
         return self.attack.wrap(self.federation.build(task._replace(clients=clients)), self.seed)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from .. import data as data_room
-from ..errors import DataUnavailable, FedBilevelError, SettingsError
+from ..errors import SettingsError
 from ..spec import load_spec
 from .shared import Sets, SpecFile, out, say
 
@@ -19,10 +18,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and s
 @data_app.command("list")
 def data_list() -> None:
     """The data sets, and which are in the cache."""
-    table = Table("name", "rows", "classes", "in the cache", title=f"Data sets; cache: {data_room.cache_folder()}")
-    for name, entry in data_room.DATASETS.items():
-        table.add_row(name, *_cached(name, bool(entry.files)))
-    out.print(table)
+    out.print(data_room.dataset_table())
 
 
 @data_app.command("fetch")
@@ -31,12 +27,12 @@ def data_fetch(
 ) -> None:
     """Fetch a data set into the cache and verify it."""
     folder = data_room.fetch(name, force=force)
-    where = folder if data_room.DATASETS[name].files else "embedded, nothing to fetch"
+    where = folder if data_room.files_of(name) else "embedded, nothing to fetch"
     say(f"{name}: {where}")
 
 
 @data_app.command("show")
-def datashow(
+def data_show(
     spec: SpecFile = None,
     sets: Sets = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as PNG or SVG.")] = None,
@@ -55,13 +51,3 @@ def datashow(
         except (OSError, ValueError) as error:
             raise SettingsError(f"--picture {picture} cannot be written: {error}") from None
         say(f"picture: {picture}")
-
-
-def _cached(name: str, fetched: bool) -> tuple[str, str, str]:
-    """Return the columns `rows`, `classes` and `in the cache` of a data set."""
-    try:
-        dataset = data_room.load(name, offline=True)
-    except FedBilevelError as error:
-        return "", "", "no" if isinstance(error, DataUnavailable) else f"unusable: {error}"
-    rows = f"{len(dataset.train_targets):,} + {len(dataset.test_targets):,}"
-    return rows, str(dataset.classes), "yes" if fetched else "embedded"

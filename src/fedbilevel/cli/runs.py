@@ -79,10 +79,8 @@ def check_command(spec: SpecFile = None, sets: Sets = None) -> None:
 
 def _or_digits(chosen: Spec, spec: str | None, sets: list[str]) -> Spec:
     """Return the spec, or the same spec on the embedded digits if its data set cannot be fetched."""
-    if chosen.data.name == GENERATED:
-        return chosen
     try:
-        fetch(chosen.data.name)
+        chosen.data.fetch()
     except DataUnavailable as error:
         err.print(f"{error}\nGoing on with the embedded digits.", markup=False, style="yellow")
         return load_spec(spec, [*sets, "data.name=digits"])

@@ -1,10 +1,13 @@
 """Data: what clients hold, the data sets, and how their rows are dealt to clients."""
 
+from .cache import cache_folder, fetch
+from .catalogue import DATASETS, Entry, files_of
 from .clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
-from .describe import draw_labels, label_counts, label_table
+from .dataset import Dataset
+from .describe import dataset_table, draw_labels, label_counts, label_table
+from .loading import load, load_function
 from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
 from .settings import GENERATED, DataSettings
-from .sources import DATASETS, Dataset, Entry, cache_folder, fetch, load
 
 __all__ = [
     "DATASETS",
@@ -24,11 +27,14 @@ __all__ = [
     "PartitionedClients",
     "cache_folder",
     "clients_from",
+    "dataset_table",
     "draw_labels",
     "drawn_clients",
     "fetch",
+    "files_of",
     "label_counts",
     "label_table",
     "load",
+    "load_function",
     "partition",
 ]

@@ -1,4 +1,4 @@
-"""How labels are spread over the clients of a partition: a table for the terminal, and a picture."""
+"""What there is: the data sets as a table, and how labels are spread over clients as a table and a picture."""
 
 from __future__ import annotations
 
@@ -7,11 +7,35 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
+from rich.text import Text
 
+from ..errors import DataUnavailable, FedBilevelError
+from .cache import cache_folder
+from .catalogue import DATASETS, Entry, find
+from .loading import load
 from .partition import Drawn, Partition
 
 COUNTED = 10_000  # of more clients than this, the first are looked at
 DRAWN = 200  # more bars than this cannot be told apart in one picture
+
+
+def dataset_table() -> Table:
+    """The data sets by name, with their rows and classes, and whether their files are in the cache."""
+    table = Table("name", "rows", "classes", "in the cache", title=f"Data sets; cache: {cache_folder()}")
+    for name in DATASETS:
+        table.add_row(name, *map(Text, _rows_and_state(name)))
+    return table
+
+
+def _rows_and_state(name: str) -> tuple[str, str, str]:
+    try:
+        found, dataset = find(name), load(name, offline=True)
+    except FedBilevelError as error:
+        return "", "", "no" if isinstance(error, DataUnavailable) else f"unusable: {error}"
+    rows = f"{len(dataset.train_targets):,} + {len(dataset.test_targets):,}"
+    if not isinstance(found, Entry):
+        return rows, str(dataset.classes), "made by a function"
+    return rows, str(dataset.classes), "yes" if found.files else "embedded"
 
 
 def label_counts(

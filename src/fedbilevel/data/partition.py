@@ -19,10 +19,9 @@ import numpy.typing as npt
 from ..errors import SettingsError, UnknownName
 from ..rng import generator
 from .clients import ClientData, ClientSize, LazyClients, Part
-from .sources import Dataset
+from .dataset import Dataset
 
 Rows = npt.NDArray[np.intp]
-ROWS = 100  # of a client whose rows are drawn, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +145,7 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
-    rows_per_client: int | None = None,
+    rows_per_client: int = 100,
     train_share: float | None = None,
 ) -> Partition | Drawn:
     """Split the rows of `targets` across `clients`; `train_share` of a client's rows is its lower part."""
@@ -160,7 +159,7 @@ def partition(
     share = KINDS[kind].train_share if train_share is None else train_share
     if not 0 < share < 1:
         raise SettingsError(f"train_share={share} is not between 0 and 1; leave it out or use e.g. 0.8")
-    options = Options(alpha, shards_per_client, ROWS if rows_per_client is None else rows_per_client)
+    options = Options(alpha, shards_per_client, rows_per_client)
     _, deal, draw = KINDS[kind]
     if draw is not None:
         return _drawn(draw, kind, labels, clients, seed, share, options)
