@@ -92,7 +92,7 @@ class Submission:
             record = json.loads(folder.file(FEDERATION).read_text())
             if record["sites"] != self.sites:
                 raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
-        folder.open(spec, resume=resume, overwrite=overwrite)
+        folder.open(spec.plan, resume=resume, overwrite=overwrite)
         with contextlib.closing(folder):
             return self._jobs(spec, folder, record, observers)
 
@@ -120,8 +120,8 @@ class Submission:
                     f"the job failed: {job['reason']}{why}; --resume goes on from the last checkpoint"
                 )
             self.say(f"job failed ({job['reason']}); going on from iteration {_reached(folder, spec)}")
-            folder.open(spec, resume=True, overwrite=False)  # the history back to the checkpoint
-        saved = folder.checkpoint(spec)
+            folder.open(spec.plan, resume=True, overwrite=False)  # the history back to the checkpoint
+        saved = folder.checkpoint(spec.plan)
         arrays = saved.arrays if saved is not None else {}
         return Result(folder.path, folder.summary(), folder.history(), arrays.get("x"), arrays.get("y"))
 
@@ -242,5 +242,5 @@ class _Follower:
 
 
 def _reached(folder: RunFolder, spec: Spec) -> int:
-    saved = folder.checkpoint(spec)
+    saved = folder.checkpoint(spec.plan)
     return 0 if saved is None else saved.iteration
