@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import CheckpointError, RunFolderError, load_spec
+from fedbilevel.errors import StorageError
 from fedbilevel.record import LEVELS, LOCK, Checkpoint, Plan, RunFolder, environment, number, summarise
 from fedbilevel.spec import Spec
 
@@ -217,6 +221,44 @@ def test_a_write_that_dies_leaves_the_old_file(folder: RunFolder, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         folder.write("summary.json", "new")
     assert folder.file("summary.json").read_text() == "old"
+
+
+def test_a_file_is_synced_before_its_rename_and_the_folder_after_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def syncs(descriptor: int) -> None:
+        done.append("sync folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync file")
+        fsync(descriptor)
+
+    def renames(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(Path, "replace", renames)
+    folder.write("summary.json", "new")
+    assert done == ["sync file", "rename", "sync folder"]
+
+
+def test_a_file_system_that_cannot_sync_a_folder_is_put_up_with_and_a_failing_disk_is_not(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(code: int) -> Callable[[int], None]:
+        def fsync(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(code, os.strerror(code))
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", refuses(errno.EINVAL))
+    folder.write("summary.json", "new")
+    assert folder.file("summary.json").read_text() == "new"
+    monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
+    with pytest.raises(StorageError, match=r"summary\.json could not be written: Input/output error"):
+        folder.write("summary.json", "newer")
 
 
 def test_a_plan_is_all_that_a_folder_needs(tmp_path: Path) -> None:

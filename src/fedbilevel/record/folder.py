@@ -18,6 +18,7 @@ in a file as a path.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -174,10 +175,22 @@ class RunFolder:
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(self.file(name))
+            self._sync()
         except OSError:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)  # half a file is of no use, and takes up space
             raise
+
+    def _sync(self) -> None:
+        """Have the system write down the names in the folder: without it a rename may be lost with the power."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
+                raise
+        finally:
+            os.close(descriptor)
 
     def _failed(self, name: str, error: OSError) -> StorageError:
         return StorageError(
