@@ -72,7 +72,7 @@ ON_FLARE: dict[str, Runner] = {"flare": on_sites}
 def vectors(result: fb.Result) -> dict[str, np.ndarray]:
     """The state at the end, as it was saved."""
     folder = RunFolder(result.folder)
-    saved = folder.checkpoint(fb.load_spec(folder.file("spec.toml")))
+    saved = folder.checkpoint(fb.load_spec(folder.file("spec.toml")).plan)
     assert saved is not None
     return {name: np.asarray(a) for name, a in saved.arrays.items()}
 

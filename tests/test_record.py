@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,8 @@ import numpy as np
 import pytest
 
 from fedbilevel import CheckpointError, RunFolderError, load_spec
-from fedbilevel.record import LEVELS, LOCK, Checkpoint, RunFolder, environment, number, summarise
+from fedbilevel.errors import StorageError
+from fedbilevel.record import LEVELS, LOCK, Checkpoint, Plan, RunFolder, environment, number, summarise
 from fedbilevel.spec import Spec
 
 LEDGER = {"steps": {"a": {"rounds": 2, "bytes_up": 3}}, "probes": {}, "rejected": {}}
@@ -40,10 +45,10 @@ def spec() -> Spec:
 def folder(tmp_path: Path, spec: Spec) -> Iterator[RunFolder]:
     """A folder with four lines of history and a checkpoint at iteration 2."""
     made = RunFolder(tmp_path / "run")
-    made.open(spec, resume=False, overwrite=False)
+    made.open(spec.plan, resume=False, overwrite=False)
     for i in range(3):
         made.append(line(i))
-    made.save(spec, Checkpoint({"x": np.arange(3, dtype=np.float32)}, 2, LEDGER))
+    made.save(spec.plan, Checkpoint({"x": np.arange(3, dtype=np.float32)}, 2, LEDGER))
     made.append(line(3))
     with closing(made):
         yield made
@@ -97,7 +102,7 @@ def test_a_history_without_accuracy_has_none_in_its_summary() -> None:
 def test_opening_makes_the_folder_with_the_spec_and_the_environment(tmp_path: Path, spec: Spec) -> None:
     folder = RunFolder(tmp_path / "deep" / "run")
     with closing(folder):
-        assert folder.open(spec, resume=False, overwrite=False) is None
+        assert folder.open(spec.plan, resume=False, overwrite=False) is None
     assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "spec.toml"]
     assert load_spec(folder.file("spec.toml")) == spec
     found = json.loads(folder.file("environment.json").read_text())
@@ -108,7 +113,7 @@ def test_opening_makes_the_folder_with_the_spec_and_the_environment(tmp_path: Pa
 def test_a_checkpoint_comes_back_as_it_was_saved_and_the_history_is_cut_to_it(
     folder: RunFolder, spec: Spec
 ) -> None:
-    found = folder.open(spec, resume=True, overwrite=False)
+    found = folder.open(spec.plan, resume=True, overwrite=False)
     assert found is not None
     assert (found.iteration, found.ledger) == (2, LEDGER)
     np.testing.assert_array_equal(found.arrays["x"], [0, 1, 2])
@@ -119,38 +124,38 @@ def test_a_half_written_last_line_is_dropped(folder: RunFolder, spec: Spec) -> N
     with folder.file("history.jsonl").open("a") as stream:
         stream.write(json.dumps(line(4))[:20])
     assert folder.history() == [line(i) for i in range(4)]
-    folder.open(spec, resume=True, overwrite=False)
+    folder.open(spec.plan, resume=True, overwrite=False)
     assert folder.file("history.jsonl").read_text() == "".join(json.dumps(line(i)) + "\n" for i in range(3))
 
 
 def test_without_a_checkpoint_a_resumed_run_starts_again(folder: RunFolder, spec: Spec) -> None:
     folder.file("checkpoint.safetensors").unlink()
-    assert folder.open(spec, resume=True, overwrite=False) is None
+    assert folder.open(spec.plan, resume=True, overwrite=False) is None
     assert folder.history() == []
 
 
 def test_only_stop_may_change_on_resuming(folder: RunFolder) -> None:
     longer = load_spec("paper", {"problem.name": "quadratic", "stop.rounds": None, "stop.iterations": 9})
-    assert folder.open(longer, resume=True, overwrite=False) is not None
+    assert folder.open(longer.plan, resume=True, overwrite=False) is not None
     before = contents(folder.path)
     other = load_spec("paper", {"problem.name": "quadratic", "algorithm.N": 2})
     with pytest.raises(RunFolderError, match=r"algorithm\.N was 1 and is 2.*only stop may change"):
-        folder.open(other, resume=True, overwrite=False)
+        folder.open(other.plan, resume=True, overwrite=False)
     assert contents(folder.path) == before
 
 
 def test_a_checkpoint_of_another_spec_is_refused(folder: RunFolder, spec: Spec, tmp_path: Path) -> None:
     other = load_spec("paper", {"problem.name": "quadratic", "seed": 1})
     foreign = RunFolder(tmp_path / "foreign")
-    foreign.open(other, resume=False, overwrite=False)
-    foreign.save(other, Checkpoint({"x": np.zeros(3, np.float32)}, 2, LEDGER))
+    foreign.open(other.plan, resume=False, overwrite=False)
+    foreign.save(other.plan, Checkpoint({"x": np.zeros(3, np.float32)}, 2, LEDGER))
     foreign.close()
     shutil.copy(foreign.file("checkpoint.safetensors"), folder.path)
     before = contents(folder.path)
     with pytest.raises(
         CheckpointError, match="is a checkpoint of another spec; delete it to start this run again"
     ):
-        folder.open(spec, resume=True, overwrite=False)
+        folder.open(spec.plan, resume=True, overwrite=False)
     assert contents(folder.path) == before
 
 
@@ -162,7 +167,7 @@ def test_a_truncated_checkpoint_is_refused_and_nothing_is_touched(
     path.write_bytes(path.read_bytes()[:keep])
     before = contents(folder.path)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        folder.open(spec, resume=True, overwrite=False)
+        folder.open(spec.plan, resume=True, overwrite=False)
     assert contents(folder.path) == before
 
 
@@ -171,7 +176,7 @@ def test_overwriting_clears_what_runs_write_and_nothing_else(folder: RunFolder, 
     folder.file("tensorboard").mkdir()
     folder.file("curve.png").write_bytes(b"old")
     folder.file(".summary.json.tmp").write_bytes(b"half")
-    assert folder.open(spec, resume=False, overwrite=True) is None
+    assert folder.open(spec.plan, resume=False, overwrite=True) is None
     assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "notes.txt", "spec.toml"]
     assert folder.history() == []
 
@@ -184,7 +189,7 @@ def test_a_folder_left_by_a_process_that_died_while_starting_can_be_used(
     path.mkdir()
     (path / ".spec.toml.tmp").write_text("seed")
     with closing(RunFolder(path)) as folder:
-        assert folder.open(spec, resume=resume, overwrite=False) is None
+        assert folder.open(spec.plan, resume=resume, overwrite=False) is None
     assert load_spec(path / "spec.toml") == spec
 
 
@@ -200,10 +205,10 @@ def test_the_spec_is_the_first_file_and_the_last_to_go(
 
     monkeypatch.setattr(Path, "unlink", dies)
     with pytest.raises(KeyboardInterrupt):
-        folder.open(spec, resume=False, overwrite=True)
+        folder.open(spec.plan, resume=False, overwrite=True)
     monkeypatch.undo()
     assert folder.file("spec.toml").exists()
-    assert folder.open(spec, resume=False, overwrite=True) is None
+    assert folder.open(spec.plan, resume=False, overwrite=True) is None
 
 
 def test_a_write_that_dies_leaves_the_old_file(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +221,65 @@ def test_a_write_that_dies_leaves_the_old_file(folder: RunFolder, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         folder.write("summary.json", "new")
     assert folder.file("summary.json").read_text() == "old"
+
+
+def test_a_file_is_synced_before_its_rename_and_the_folder_after_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def syncs(descriptor: int) -> None:
+        done.append("sync folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync file")
+        fsync(descriptor)
+
+    def renames(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(Path, "replace", renames)
+    folder.write("summary.json", "new")
+    assert done == ["sync file", "rename", "sync folder"]
+
+
+def test_a_file_system_that_cannot_sync_a_folder_is_put_up_with_and_a_failing_disk_is_not(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(code: int) -> Callable[[int], None]:
+        def fsync(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(code, os.strerror(code))
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", refuses(errno.EINVAL))
+    folder.write("summary.json", "new")
+    assert folder.file("summary.json").read_text() == "new"
+    monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
+    with pytest.raises(StorageError, match=r"summary\.json could not be written: Input/output error"):
+        folder.write("summary.json", "newer")
+
+
+def test_a_plan_is_all_that_a_folder_needs(tmp_path: Path) -> None:
+    plan = Plan({"name": "mine", "algorithm": {"rate": 0.5}, "stop": {"rounds": 3}}, "0123", every=2)
+    with closing(RunFolder(tmp_path / "run")) as folder:
+        folder.open(plan, resume=False, overwrite=False)
+        folder.append(line(0))
+        folder.append(line(1))  # off the schedule of the plan, and so not vouched for
+        folder.save(plan, Checkpoint({}, 1, LEDGER))
+        folder.write_history([line(0)])
+        longer = Plan({"name": "mine", "algorithm": {"rate": 0.5}}, "0123", every=2)
+        assert folder.open(longer, resume=True, overwrite=False) == Checkpoint({}, 1, LEDGER)
+        assert tomllib.loads(folder.file("spec.toml").read_text()) == longer.values
+        other = Plan({"name": "mine", "algorithm": {"rate": 0.5, "N": 2}}, "4567", every=2)
+        with pytest.raises(RunFolderError, match=r"algorithm\.N was None and is 2"):
+            folder.open(other, resume=True, overwrite=False)
+
+
+def test_the_plan_of_a_spec_says_what_the_spec_says(spec: Spec) -> None:
+    assert spec.plan == Plan(spec.to_mapping(), spec.digest, spec.evaluate.every)
+    assert spec.plan.to_toml() == spec.to_toml()
 
 
 def test_the_environment_is_told_without_git_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -107,14 +107,14 @@ def test_a_checkpoint_of_another_state_is_refused(copy: Path) -> None:
 
 def check_altered(whole: Result, copy: Path, data: bytes) -> None:
     """A checkpoint with these bytes is refused by name, or read as it was written."""
-    spec, path = load_spec("paper", SMALL), copy / CHECKPOINTS[0]
+    plan, path = load_spec("paper", SMALL).plan, copy / CHECKPOINTS[0]
     path.write_bytes(data)
     try:
-        found = RunFolder(copy).checkpoint(spec)
+        found = RunFolder(copy).checkpoint(plan)
     except CheckpointError as error:
         assert str(path) in str(error) or "history.jsonl" in str(error)
         return
-    wanted = RunFolder(whole.folder).checkpoint(spec)
+    wanted = RunFolder(whole.folder).checkpoint(plan)
     assert found is not None and wanted is not None
     assert found[1:] == wanted[1:], "a byte of the padding"
     for name, array in wanted.arrays.items():

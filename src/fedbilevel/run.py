@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from . import processes, rng
 from .divergence import Restart, advice, check_losses, smaller, suspect
 from .engines import Chaos, ChaosSettings, Engine
-from .errors import CheckpointError, Diverged, SettingsError, StepError, TooFewReplies
+from .errors import Diverged, SettingsError, StepError, TooFewReplies
 from .federation import Federation
 from .ledger import BY, Ledger, counted
 from .probes import losses
 from .problem import Task
-from .record import Checkpoint, RunFolder, number, summarise
+from .record import Checkpoint, RunFolder, flatten_state, number, restore_state, summarise
 from .report import draw_curve
 from .spec import Spec
 from .steps import Sample
@@ -144,10 +142,10 @@ class _Course:
         """Make the folder ready; go on from its checkpoint, or evaluate the start."""
 
         def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
-            saved = self.folder.open(self.spec, resume=resume, overwrite=overwrite)
+            saved = self.folder.open(self.spec.plan, resume=resume, overwrite=overwrite)
             if saved is None:
                 return 0, Ledger().to_mapping(), [], []
-            self.state = _restored(self.state, saved)
+            self.state = restore_state(self.state, saved.arrays)
             return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
 
         self.iteration, books, self.records, restarts = processes.from_first(opened)
@@ -178,7 +176,7 @@ class _Course:
             if self.iteration % spec.evaluate.checkpoint_every == 0 or last:
                 self._good = self._here()
                 if self._writes:
-                    self.folder.save(spec, _checkpoint(self.state, self.iteration, self.ledger, self.restarts))
+                    self.folder.save(spec.plan, self._checkpoint())
             share = budget.share(self.iteration, record)
             progress = Progress(self.iteration, self.ledger.rounds, self.ledger.seconds, share, record)
             for observer in observers:
@@ -233,6 +231,10 @@ class _Course:
             ledger=ledger,
         )
         self._budget = _Budget(self.spec, self.fed)
+
+    def _checkpoint(self) -> Checkpoint:
+        books, restarts = self.ledger.to_mapping(), tuple(self.restarts)
+        return Checkpoint(flatten_state(self.state), self.iteration, books, restarts)
 
     def _here(self) -> _Good:
         return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records))
@@ -332,20 +334,6 @@ def _probed_clients(spec: Spec, task: Task) -> tuple[int, ...]:
     count = min(spec.evaluate.clients, task.clients.count)
     chosen = rng.generator(spec.seed, "evaluate").choice(task.clients.count, count, replace=False)
     return tuple(int(c) for c in sorted(chosen))
-
-
-def _restored(start: Any, saved: Checkpoint) -> Any:
-    """The saved state, if it has the fields, shapes and types of one that this spec starts from."""
-    wanted = {name: (a.shape, str(a.dtype)) for name, a in start._asdict().items()}
-    found = {name: (a.shape, str(a.dtype)) for name, a in saved.arrays.items()}
-    if wanted != found:
-        raise CheckpointError(f"the checkpoint holds {found} where this spec's state is {wanted}; delete it")
-    return type(start)(**{name: jnp.asarray(a) for name, a in saved.arrays.items()})
-
-
-def _checkpoint(state: Any, iteration: int, ledger: Ledger, restarts: Sequence[Restart]) -> Checkpoint:
-    arrays = {name: np.asarray(value) for name, value in state._asdict().items()}
-    return Checkpoint(arrays, iteration, ledger.to_mapping(), tuple(restarts))
 
 
 def _title(spec: Spec) -> str:

@@ -30,6 +30,7 @@ from .policies import Policies
 from .privacy import Privacy
 from .problem import Over, Task
 from .problems import PROBLEMS, ProblemSettings
+from .record import Plan
 from .settings import Count, Positive, about, from_mapping, meanings, settings, suggestion, to_mapping
 
 
@@ -185,6 +186,11 @@ class Spec:
         """Names the trajectory: two specs with the same digest differ at most in when they stop."""
         values = {k: v for k, v in self.to_mapping().items() if k != "stop"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def plan(self) -> Plan:
+        """What a run folder has to know of this spec."""
+        return Plan(self.to_mapping(), self.digest, self.evaluate.every)
 
     def task(self) -> Task:
         """Load the data and build the problem."""

@@ -11,8 +11,7 @@ import typer
 
 from .. import processes
 from ..check import check as check_problem
-from ..data import GENERATED, fetch
-from ..engines import load_chaos
+from ..layers import load_chaos
 from ..errors import DataUnavailable, SettingsError
 from ..run import Observer, run
 from ..spec import Spec, describe, load_spec

@@ -31,7 +31,7 @@ RECENT = 45.0  # seconds since a site's last sign of life within which it counts
 
 
 class Kit:
-    """A session with the server, by the kit of an admin; made again when it breaks."""
+    """A session with the server, opened with the kit of an admin. A session that breaks is opened again."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -56,7 +56,7 @@ class Kit:
                 session.close()
 
     def sites(self) -> list[str]:
-        """The sites that are up: with a sign of life of late."""
+        """The sites that are up, which means that they gave a sign of life recently."""
         now = time.time()
         clients = self.session().get_connected_client_list()
         return sorted(c.name for c in clients if c.last_connect_time is None or now - c.last_connect_time < RECENT)
@@ -66,11 +66,11 @@ class Kit:
 class Submission:
     """One run on a federation.
 
-    restarts  how many failed jobs are followed by another
+    restarts  how many failed jobs may be followed by another
     patience  seconds to wait for the server, for sites that are not up, and for a sign of a job that ran
     start     seconds that a job may take to start
     timeout   seconds that a site has for a step
-    between   called while waiting: a place to start again what has ended
+    between   called while waiting; this is where processes that have ended can be started again
     """
 
     kit: Kit
@@ -92,14 +92,14 @@ class Submission:
             record = json.loads(folder.file(FEDERATION).read_text())
             if record["sites"] != self.sites:
                 raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
-        folder.open(spec, resume=resume, overwrite=overwrite)
+        folder.open(spec.plan, resume=resume, overwrite=overwrite)
         with contextlib.closing(folder):
             return self._jobs(spec, folder, record, observers)
 
     def _jobs(
         self, spec: Spec, folder: RunFolder, record: dict[str, Any], observers: Sequence[Observer]
     ) -> Result:
-        """Jobs, until one is finished or no other is worth it."""
+        """Submit jobs until one is finished, or until another would be of no use."""
         failed = 0
         while True:
             job: dict[str, Any] = {"started": time.time()}
@@ -120,13 +120,13 @@ class Submission:
                     f"the job failed: {job['reason']}{why}; --resume goes on from the last checkpoint"
                 )
             self.say(f"job failed ({job['reason']}); going on from iteration {_reached(folder, spec)}")
-            folder.open(spec, resume=True, overwrite=False)  # the history back to the checkpoint
-        saved = folder.checkpoint(spec)
+            folder.open(spec.plan, resume=True, overwrite=False)  # cuts the history back to the checkpoint
+        saved = folder.checkpoint(spec.plan)
         arrays = saved.arrays if saved is not None else {}
         return Result(folder.path, folder.summary(), folder.history(), arrays.get("x"), arrays.get("y"))
 
     def _attempt(self, spec: Spec, folder: RunFolder, job: dict[str, Any], observers: Sequence[Observer]) -> None:
-        """One job: submit it, follow it to its end, and write down what became of it."""
+        """Submit one job, follow it to its end, and write down what became of it."""
         up = self._gather(needed(spec.federation.min_replies, len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         try:
@@ -142,7 +142,7 @@ class Submission:
             self.between()
             try:
                 news = self.kit.session().do_app_command(identity, NAME, follow.asked())
-            except Exception as error:  # not running yet, or no more, or the server is gone
+            except Exception as error:  # it does not run yet, or it has ended, or the server is gone
                 status = self._status(identity)
                 if status is not None and status.startswith("FINISHED"):
                     job |= {"ended": True, "reason": f"FLARE ended it: {status}"}
@@ -150,17 +150,17 @@ class Submission:
                     where = status or "server out of reach"
                     job |= {"ended": True, "reason": f"no sign of it ({where}): {error}"}
                     if status is None:
-                        return  # nobody there to say farewell to
+                        return  # the server cannot be told that the job is over
                 continue
             follow.take(news, job)
             heard = time.monotonic()
-        with contextlib.suppress(Exception):  # it may end now
+        with contextlib.suppress(Exception):  # this tells the job that it may end
             self.kit.session().do_app_command(identity, NAME, {"farewell": True})
         if not job.get("finished"):
             self._abort(identity)
 
     def _gather(self, fewest: int) -> list[str]:
-        """The sites that are up: all of them, or after some patience at least the fewest that a round needs."""
+        """The sites that are up: all, or after `patience` seconds at least the fewest that a round needs."""
         limit, up = time.monotonic() + self.patience, list[str]()
         trouble = ""
         while time.monotonic() < limit:
@@ -201,7 +201,7 @@ class Submission:
             return None
 
     def _abort(self, identity: str) -> None:
-        """A failed job may still hold its sites."""
+        """Abort a job that failed, because it may still hold its sites."""
         try:
             self.kit.session().abort_job(identity)
         except Exception:
@@ -209,7 +209,7 @@ class Submission:
 
 
 class _Follower:
-    """Keeps the run folder here as it is at the server."""
+    """Keeps the run folder on this machine equal to the one at the server."""
 
     def __init__(self, folder: RunFolder, observers: Sequence[Observer]) -> None:
         self._folder, self._observers = folder, observers
@@ -225,7 +225,7 @@ class _Follower:
             self._history += news["history"]
             self._folder.write("history.jsonl", self._history)
         for name, (changed, content) in news["files"].items():
-            if name not in FILES:  # a file of the run folder, and nothing else
+            if name not in FILES:  # the server may write files of the run folder, and nothing else
                 continue
             self._folder.write(name, base64.b64decode(content))
             self._have[name] = changed
@@ -242,5 +242,5 @@ class _Follower:
 
 
 def _reached(folder: RunFolder, spec: Spec) -> int:
-    saved = folder.checkpoint(spec)
+    saved = folder.checkpoint(spec.plan)
     return 0 if saved is None else saved.iteration

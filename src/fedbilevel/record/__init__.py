@@ -1,0 +1,28 @@
+"""The record of a run: its folder, its checkpoints, its summary and the environment that it was made in.
+
+A run folder knows its run by a `Plan` only, so that anything can be recorded that has settings and a digest.
+"""
+
+from .checkpoint import Checkpoint, flatten_state, restore_state
+from .environment import environment
+from .folder import CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
+from .plan import Plan
+from .summary import LEVELS, number, summarise
+
+__all__ = [
+    "CHECKPOINTS",
+    "FEDERATION",
+    "FILES",
+    "LEVELS",
+    "LOCK",
+    "SOMETIMES",
+    "TEMPORARY",
+    "Checkpoint",
+    "Plan",
+    "RunFolder",
+    "environment",
+    "flatten_state",
+    "number",
+    "restore_state",
+    "summarise",
+]

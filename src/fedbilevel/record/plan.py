@@ -1,0 +1,46 @@
+"""What a run folder has to know of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a run, as its folder sees them.
+
+    values  the settings as nested TOML values; this is what spec.toml says
+    digest  names the trajectory: two plans with the same digest differ at most in when they stop
+    every   the number of outer iterations between two evaluations
+    """
+
+    values: Mapping[str, Any]
+    digest: str
+    every: int = 1
+
+    def to_toml(self) -> str:
+        """The text of spec.toml."""
+        return tomli_w.dumps(self.values)
+
+    def change_since(self, written: Mapping[str, Any]) -> str | None:
+        """The first setting outside of `stop` that differs from the settings written before, or None.
+
+        It is told as "algorithm.N was 1 and is 2".
+        """
+        before, now = _flat(written), _flat(self.values)
+        for name in sorted(before.keys() | now.keys()):
+            if not name.startswith("stop.") and before.get(name) != now.get(name):
+                return f"{name} was {before.get(name)} and is {now.get(name)}"
+        return None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under their full names, as in "algorithm.N"."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,50 @@
+"""The summary of a run: what it cost to reach each accuracy, and what it ended with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+LEVELS = ("0.80", "0.85", "0.90", "0.95")
+
+
+def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """The summary of a run from its history and its ledger; `more` is added as it is."""
+    last = history[-1]
+    reached = {level: _first_at(history, float(level)) for level in LEVELS}
+    accuracies = np.asarray([r["test_accuracy"] for r in history if r["test_accuracy"] is not None])
+    tail = accuracies[-100:]
+    return {
+        "rounds": last["rounds"],
+        "iterations": last["iteration"],
+        "rounds_to": {level: r and r["rounds"] for level, r in reached.items()},
+        "bytes_to": {level: r and r["bytes_up"] + r["bytes_down"] for level, r in reached.items()},
+        "seconds_to": {level: r and r["seconds"] for level, r in reached.items()},
+        "accuracy": {
+            "last": number(tail[-1:].mean()) if len(tail) else None,
+            "best": number(accuracies.max()) if len(tail) else None,
+            "mean_last_100": number(tail.mean()) if len(tail) else None,
+            "std_last_100": number(tail.std()) if len(tail) else None,
+        },
+        "ledger": ledger["steps"],
+        "probes": ledger["probes"],
+        "rejected": ledger["rejected"],
+        **{key: ledger[key] for key in ("injected", "left_out") if ledger.get(key)},
+        **more,
+    }
+
+
+def number(value: Any) -> float | None:
+    """A float rounded to six digits, which a float32 has in any case; None if it is not finite.
+
+    JSON has no word for a number that is not finite.
+    """
+    return float(f"{float(value):.6g}") if math.isfinite(float(value)) else None
+
+
+def _first_at(history: Iterable[dict[str, Any]], accuracy: float) -> dict[str, Any] | None:
+    """The first evaluation that reached this accuracy."""
+    return next((r for r in history if (r["test_accuracy"] or 0.0) >= accuracy), None)
