@@ -1,46 +1,83 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
-from .aggregate import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean
-from .algorithms import MADSBO, AggITD, FedNest, Gossip, LFedNest
+from .agents import Agents
+from .aggregate import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, gather_by
+from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest
+from .batch import Batch
 from .check import check
-from .data import ClientData, ClientSize, LazyClients, ListedClients, Part, clients_from
-from .engines import Attack, Loop, Simulation
+from .data import ClientData, Clients, ClientSize, Dataset, LazyClients, ListedClients, Part, clients_from
+from .engines import Call, Capabilities, ClientStates, Engine, Fault, Loop, Reason, Replies, Simulation
 from .errors import (
     CheckpointError,
     CorruptData,
     DataUnavailable,
+    Diverged,
     FedBilevelError,
     RunFolderError,
     SettingsError,
     StepError,
+    StorageError,
     TooFewReplies,
     UnknownName,
 )
 from .federation import Federation
+from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
 from .oracle import Oracle
-from .privacy import Privacy
-from .batch import Batch
-from .problem import Problem
+from .policies import Policies
+from .privacy import Accountant, Privacy
+from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
-from .run import Result, run
+from .run import Observer, Progress, Result, run, train
+from .settings import about, settings
 from .spec import Spec, load_spec
-from .steps import Epochs, PerClient, Sample, Samples, Scalar, X, Y, client_step
+from .steps import (
+    Draw,
+    Epochs,
+    Next,
+    Own,
+    PerClient,
+    Sample,
+    Samples,
+    Scalar,
+    Stream,
+    X,
+    Y,
+    client_step,
+    sgd,
+    svrg,
+    walk,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MADSBO",
+    "Accountant",
+    "Agents",
     "AggITD",
+    "Algorithm",
     "Attack",
     "Batch",
+    "BilevelProblem",
+    "Call",
+    "Capabilities",
     "CentredClipping",
+    "Chaos",
+    "ChaosSettings",
     "CheckpointError",
     "ClientData",
     "ClientSize",
+    "ClientStates",
+    "Clients",
     "CorruptData",
     "DataUnavailable",
+    "Dataset",
+    "Diverged",
+    "Draw",
+    "Engine",
     "Epochs",
+    "Fault",
     "FedBilevelError",
     "FedNest",
     "Federation",
@@ -53,13 +90,20 @@ __all__ = [
     "ListedClients",
     "Loop",
     "Median",
+    "Next",
     "NormBound",
+    "Observer",
     "Oracle",
+    "Own",
     "Part",
     "PerClient",
+    "Policies",
     "Privacy",
     "Problem",
+    "Progress",
     "Quadratic",
+    "Reason",
+    "Replies",
     "Result",
     "RunFolderError",
     "Sample",
@@ -69,14 +113,25 @@ __all__ = [
     "Simulation",
     "Spec",
     "StepError",
+    "StorageError",
+    "Stream",
+    "Task",
     "TooFewReplies",
     "TrimmedMean",
     "UnknownName",
     "X",
     "Y",
+    "about",
     "check",
     "client_step",
     "clients_from",
+    "gather_by",
     "load_spec",
     "run",
+    "settings",
+    "sgd",
+    "stacked",
+    "svrg",
+    "train",
+    "walk",
 ]

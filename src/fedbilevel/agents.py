@@ -50,8 +50,8 @@ class Agents:
         rows: list[Any] = []
         for replies in fed.engine.replies(call):
             why = misfit(call, replies, expected) if replies.clients else None
-            reasons = dict(replies.refused) or (dict.fromkeys(replies.clients, why) if why else not_finite(replies))
-            if reasons:
+            reasons = dict.fromkeys(replies.clients, why) if why else not_finite(replies)
+            if reasons := {**replies.refused, **reasons}:
                 raise complaint(call, len(rows), len(call.clients), reasons)
             rows.append(replies.reply)
         account.seconds += time.perf_counter() - start

@@ -21,8 +21,9 @@ from . import rng
 from .data.clients import ClientData, Clients, ClientSize
 from .derivatives import JaxOracle, remember
 from .engines.work import pad
+from .errors import SettingsError
 from .oracle import Arrays
-from .problem import Problem
+from .problem import BilevelProblem, Problem
 from .steps import Draw
 
 Array = np.ndarray
@@ -68,7 +69,7 @@ class Report:
 
 
 def check(
-    problem: Problem,
+    problem: BilevelProblem,
     data: ClientData | Clients,
     *,
     client: int = 0,
@@ -82,6 +83,8 @@ def check(
     curvature. A kink (ReLU, abs) close to the point can make a difference wrong where the derivative is
     right.
     """
+    if not isinstance(problem, Problem):
+        raise SettingsError("check compares derivatives by JAX with their losses; give it a Problem")
     rows = data if isinstance(data, ClientData) else data.load(client)
     size = ClientSize(rows.lower.rows, rows.upper.rows)
     g = rng.generator(seed, "check")

@@ -48,7 +48,7 @@ class Collection:
         self.expected: Expected = expect(self.call, self.engine.problem)
 
     def collect(self) -> Any:
-        """Ask the cohort, and those without a valid reply again if the policies say so; return the round's value."""
+        """Ask the cohort, and ask those without a valid reply again if the policies say so."""
         start = time.perf_counter()
         for attempt in range(self.policies.retries + 1):
             asked = tuple(c for c in self.call.clients if c not in self.well)

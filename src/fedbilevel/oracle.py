@@ -100,12 +100,13 @@ def recall(kept: Mapping[str, Kept], name: str, default: PyTree) -> PyTree:
             "give the default the structure of what the step returns"
         )
     if not isinstance(known, Array):
-        return tree.unflatten(stored) if known else default
-    return tree.unflatten([jnp.where(known, s, jnp.asarray(d)) for s, d in zip(stored, leaves, strict=True)])
+        return jax.tree.unflatten(tree, stored) if known else default
+    chosen = [jnp.where(known, s, jnp.asarray(d)) for s, d in zip(stored, leaves, strict=True)]
+    return jax.tree.unflatten(tree, chosen)
 
 
 class Shapes:
-    """An oracle of the right shapes and no data: what the server evaluates a step with to learn what it returns."""
+    """An oracle with the right shapes and no data, by which the server learns what a step returns."""
 
     def __init__(self, p: int, q: int, held: Mapping[str, Array]) -> None:
         self._x, self._y, self._held = jnp.zeros(p), jnp.zeros(q), held

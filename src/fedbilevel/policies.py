@@ -28,7 +28,7 @@ class Policies:
     exclusion_rounds: int = 50
 
     def under_privacy(self) -> Policies:
-        """The rules of a private federation, where chance alone decides who is in a cohort, and every reply counts."""
+        """The rules of a private federation, where chance alone decides whose replies count."""
         if self.oversample:
             raise SettingsError(
                 f"oversample = {self.oversample:g} is wrong with privacy: speed would decide who counts; use 0"

@@ -165,8 +165,10 @@ class Task(NamedTuple):
     measure: Callable[[Array, Array], Mapping[str, Array]] = lambda x, y: {}
 
 
-def task_with_test(problem: Problem, clients: Clients, test: Part) -> Task:
+def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:
     """A task measured by the problem's metrics on rows kept at the server."""
+    if not isinstance(problem, Problem):
+        raise SettingsError("test rows need the metrics of a Problem; give measure(x, y) instead")
     device = jax.local_devices()[0]  # one, wherever x and y are: several would each measure all of it
     rows, compiled = jax.device_put(test, device), jax.jit(problem.measure)
     return Task(problem, clients, lambda x, y: compiled(*jax.device_put((x, y), device), rows))

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from .errors import SettingsError
+from .names import PYTHON, Names, address_of, locate
 
 T = TypeVar("T")
 
@@ -65,10 +66,71 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     return cast(T, made)
 
 
-def to_mapping(value: Any) -> dict[str, Any]:
-    """The fields as plain TOML values; a field that is None is left out, as TOML has no null."""
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items() if v is not None}
+def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
+    """The settings object that a table of a spec stands for.
+
+    `name` chooses the class, and the other keys are its fields. A bare name is a table with nothing else. The name
+    "python" takes the class at the address `class`. An object that is no table and no name is taken as it is.
+    """
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping):
+        return given
+    values = dict(given)
+    name = values.pop("name", next(iter(table)))
+    if name == PYTHON and (name not in table or "class" in values):
+        if "class" not in values:
+            raise SettingsError(f"{where}.class is missing, and {where}.name is 'python'; set it to module:class")
+        address = values.pop("class")
+        cls = locate(address, f"{where}.class")
+        if not is_settings(cls):
+            raise SettingsError(
+                f"{where}.class = {address!r} is wrong: it is no settings class; "
+                "decorate it with fedbilevel.settings"
+            )
+    else:
+        if not isinstance(name, str):
+            raise SettingsError(f"{where}.name = {name!r} is wrong: use one of: {', '.join(sorted(table))}")
+        cls = table[name]
+    return from_mapping(cls, values, where)
+
+
+def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[str, Any]:
+    """The table of a spec that stands for a settings object; `choose` is the way back."""
+    fields = to_mapping(value, changed) if is_settings(type(value)) else {}
+    for name in table:
+        if table[name] is type(value):
+            return {"name": name, **fields}
+    return {"name": PYTHON, "class": address_of(type(value)), **fields}
+
+
+def is_settings(cls: Any) -> bool:
+    """Whether a class was made by `settings`."""
+    return isinstance(cls, type) and "__pydantic_fields__" in vars(cls) and dataclasses.is_dataclass(cls)
+
+
+def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
+    """The fields as plain TOML values; a field that is None has none, as TOML has no null.
+
+    `changed` leaves out what is as it is by default. A field that chooses among classes (`choices`) is a table.
+    """
+    choices: Mapping[str, Names[type[Any]]] = getattr(type(value), "choices", {})
+    made: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        own, default = getattr(value, field.name), _default(field)
+        if own is None or (changed and own == default):
+            continue
+        if field.name in choices:
+            made[field.name] = named(choices[field.name], own, changed)
+        else:
+            made[field.name] = list(own) if isinstance(own, tuple) else own
+    return made
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:

@@ -87,7 +87,8 @@ class Gossip(Network):
     b: Annotated[Count, about("terms of the series for the inverse Hessian beyond the first")] = 10
     L_g: Annotated[Positive, about("bound on the norm of the Hessian of the lower loss in y")] = 10.0
     mu_g: Annotated[
-        Annotated[float, Field(ge=0)], about("the running Hessians start at mu_g times the identity, as in the paper")
+        Annotated[float, Field(ge=0)],
+        about("the running Hessians start at mu_g times the identity, as in the paper"),
     ] = 0.0
     memory_limit: Annotated[Count, about("MB for the matrices of all agents; more is refused")] = 2048
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
@@ -106,7 +107,8 @@ class Gossip(Network):
         self.check_memory(problem, clients)
         x, y = problem.flat_x.vector, problem.flat_y.vector
         p, q = x.size, y.size
-        rows = (x, y, jnp.zeros(p), jnp.zeros(q), jnp.zeros((p, q)), _multiples_of_identity(self.mu_g, self.hessians, q))
+        start = jnp.broadcast_to(self.mu_g * jnp.eye(q), (self.hessians, q, q))
+        rows = (x, y, jnp.zeros(p), jnp.zeros(q), jnp.zeros((p, q)), start)
         return GossipState(x, y, *(spread(a[None], clients) for a in rows))
 
     def step(self, fed: Federation, s: GossipState) -> GossipState:
@@ -157,10 +159,6 @@ def _hypergradient(s: Array, h: Array, u: Array, v: Array, L_g: float, b: int) -
     for i in range(b):
         w = h + w - jnp.einsum("kij,kj->ki", v[:, i % v.shape[1]], w) / L_g
     return s - jnp.einsum("kij,kj->ki", u, w) / L_g
-
-
-def _multiples_of_identity(factor: float, count: int, size: int) -> Array:
-    return jnp.broadcast_to(factor * jnp.eye(size), (count, size, size))
 
 
 @jax.jit

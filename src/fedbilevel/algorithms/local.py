@@ -1,8 +1,8 @@
 """What the methods with a server share: local work at both levels, and the hypergradient.
 
-One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too. The settings are in small classes, one for
-each piece of work, with the rounds that use them. A method is made of the pieces that it uses, and so has no setting
-that it would ignore.
+One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too. The settings are in small classes, one
+for each piece of work, with the rounds that use them. A method is made of the pieces that it uses, and so has no
+setting that it would ignore.
 """
 
 from __future__ import annotations

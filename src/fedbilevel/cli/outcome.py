@@ -40,7 +40,8 @@ def show(spec: Spec, result: Result) -> None:
     out.print(ledger_table(summary))
     if summary["iterations"]:
         say(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}")
-    say(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/")
+    if result.folder is not None:
+        say(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/")
 
 
 def beside_the_paper(spec: Spec, summary: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import typer
 
 from .. import processes
 from ..check import check as check_problem
-from ..layers import load_chaos
 from ..errors import DataUnavailable, SettingsError
+from ..layers import load_chaos
 from ..run import Observer, run
 from ..spec import Spec, describe, load_spec
 from .console import Bar, logger

@@ -5,10 +5,12 @@ from .call import Call, Held, make_call, payload
 from .expected import Expected, expect
 from .loop import Loop
 from .replies import Fault, Reason, Replies
+from .settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
 from .simulation import Simulation
 from .states import ClientStates
 
 __all__ = [
+    "ENGINES",
     "Broken",
     "Call",
     "Capabilities",
@@ -18,9 +20,12 @@ __all__ = [
     "Fault",
     "Held",
     "Loop",
+    "LoopSettings",
+    "RaySettings",
     "Reason",
     "Replies",
     "Simulation",
+    "SimulationSettings",
     "expect",
     "make_call",
     "payload",

@@ -17,7 +17,7 @@ from ..errors import FedBilevelError, StepError
 from ..oracle import Shapes
 from ..problem import BilevelProblem
 from ..rng import Address, Kind
-from ..steps import PerClient, Step, draw, present
+from ..steps import Descriptor, PerClient, Samples, Step, draw, present
 from .call import Call
 
 Struct = jax.ShapeDtypeStruct
@@ -87,7 +87,8 @@ def _expect(
     )
 
 
-def _short(descriptor: Any) -> Any:
+def _short(descriptor: Descriptor) -> Descriptor:
     """The descriptor with one step for every client, as the number of steps does not matter for shapes."""
-    count = getattr(descriptor, "count", None)
-    return descriptor if not isinstance(count, PerClient) else type(descriptor)(descriptor.part, descriptor.size, 1)
+    if isinstance(descriptor, Samples) and isinstance(descriptor.count, PerClient):
+        return Samples(descriptor.part, descriptor.size, 1)
+    return descriptor

@@ -6,9 +6,9 @@ stacked, in the order of the cohort, so the federation checks each client's as i
 parts in a fixed order: with one actor the numbers are bit for bit those of `Simulation`.
 
 Held vectors go to Ray's object store once a version, and from there once to each node. A step is pure and an
-actor has data only, so an actor or a node that dies is replaced and asked again, and the numbers stay. For the same
-reason what clients keep stays with the driver: it goes to the actor with the part, and comes back with the replies.
-An actor that dies takes no client's state with it.
+actor has data only, so an actor or a node that dies is replaced and asked again, and the numbers stay. For the
+same reason what clients keep stays with the driver: it goes to the actor with the part, and comes back with the
+replies. An actor that dies takes no client's state with it.
 """
 
 from __future__ import annotations

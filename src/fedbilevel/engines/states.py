@@ -7,8 +7,8 @@ checkpoint goes on from, the one before the newest, and the newest.
 
 Only clients that kept something are here, so a million registered clients cost nothing. Beyond a limit in memory
 the states of those that were asked longest ago go to files. A file is never changed after it was written, so a
-checkpoint only has to name the files of its states (`save`), and a resumed run reads them (`load`). A durable store
-writes every state to its file at once, and finds the files again when it is made anew.
+checkpoint only has to name the files of its states (`save`), and a resumed run reads them (`load`). A durable
+store writes every state to its file at once, and finds the files again when it is made anew.
 """
 
 from __future__ import annotations
@@ -221,7 +221,8 @@ class ClientStates:
             arrays = safetensors.numpy.load(content)
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise CheckpointError(
-                f"the state of client {client} in {file} cannot be read ({error}); put it back, or start the run again"
+                f"the state of client {client} in {file} cannot be read ({error}); put it back, "
+                "or start the run again"
             ) from None
         state: dict[str, list[Any]] = {}
         for key in sorted(arrays, key=lambda k: (k.rpartition("/")[0], int(k.rpartition("/")[2]))):
@@ -233,9 +234,9 @@ class ClientStates:
         assert self._folder is not None
         found = []
         for file in self._folder.glob("*.safetensors"):
-            client, _, clock = file.stem.partition("-")
-            if client.isdigit() and clock.isdigit():
-                found.append((int(client), int(clock)))
+            number, _, date = file.stem.partition("-")
+            if number.isdigit() and date.isdigit():
+                found.append((int(number), int(date)))
         for client, clock in sorted(found):
             dated = _Dated(clock, None)
             try:

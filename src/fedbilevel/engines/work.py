@@ -1,4 +1,4 @@
-"""The work of one client for one call, which every engine does in its own way: draw, pad, recall, perform, keep."""
+"""The work of one client for one call, of which every engine is made: draw, pad, recall, perform."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from nvflare.collab import collab
 from ..engines.flare import Flare, Site, pack
 from ..engines.flare.server import Delivery
 from ..errors import FedBilevelError
-from ..problem import Task
 from ..record import FILES
 from ..run import Progress, run
 from ..runtime import cache_programs, keep_memory
@@ -70,6 +69,7 @@ class ServerApp:
         self._progress: dict[str, Any] = {}
         self._outcome: dict[str, Any] | None = None
         self._pulled = threading.Event()
+        self._end = False  # whether the one who submitted the run wants it to end
 
     @collab.main
     def run(self) -> None:
@@ -87,17 +87,19 @@ class ServerApp:
         context.get_engine().register_app_command(NAME, self._pull)
         spec = parse(tomllib.loads(order["spec"]))
 
-        def build(task: Task) -> Flare:
-            limit = min(order["timeout"], spec.federation.deadline or order["timeout"])
-            noise = spec.privacy.multiplier if spec.privacy.mode == "local" else None
-            self._engine = Flare(task.problem, order["sites"], deliver, timeout=limit, noise=noise)
-            return self._engine
+        limit = min(order["timeout"], spec.federation.deadline or order["timeout"])
+        noise = spec.privacy.noise if spec.privacy.mode == "local" else None
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: Progress) -> bool:
             self._progress = asdict(progress)
+            return self._end
 
         try:
-            run(spec, self._folder, resume=True, observers=[watch], build=build)
+            task = spec.task()
+            self._engine = Flare(
+                task.problem, order["sites"], deliver, timeout=limit, noise=noise, run=order["run"]
+            )
+            run(spec, self._folder, resume=True, observers=[watch], task=task, engine=self._engine)
             self._outcome = {"finished": True}
         except FedBilevelError as error:
             lost = self._engine.lost if self._engine is not None else {}
@@ -113,6 +115,7 @@ class ServerApp:
         asked = data if isinstance(data, dict) else {}
         if asked.get("farewell"):
             self._pulled.set()
+        self._end = self._end or asked.get("end") is True
         outcome, have = self._outcome, asked.get("have", {})
         files: dict[str, tuple[int, str]] = {}
         for file in (self._folder / name for name in FILES if name != "history.jsonl"):

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from ..data import load
 from ..errors import FedBilevelError, SettingsError
+from ..layers import SitePrivacy
 from ..problems import HyperRepresentation
 from ..settings import to_mapping
 from ..spec import Spec
-from .ownnoise import SitePrivacy
 from .sitefile import write_rows
 
 if TYPE_CHECKING:
@@ -53,9 +52,9 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
     Client i of the spec's data becomes site i.
     """
     task = spec.task()
-    problem: dict[str, Any] = {"name": spec.to_mapping()["problem"]["name"]} | to_mapping(spec.problem)
+    problem: dict[str, Any] = {"name": spec.to_mapping()["problem"]["name"], **to_mapping(spec.problem)}
     if isinstance(spec.problem, HyperRepresentation):
-        dataset = load(spec.data.name)
+        dataset = spec.data.dataset
         problem |= {"shape": list(dataset.shape), "classes": dataset.classes}
     elif not hasattr(spec.problem, "remote"):
         raise SettingsError(
@@ -70,7 +69,7 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
         content = {"audit": "audit.jsonl", "data": {"npz": "rows.npz"}, "problem": problem}
         if spec.privacy.mode == "local":
             asked = spec.privacy
-            own = SitePrivacy(noise=asked.multiplier, clip=asked.clip or 1.0, delta=asked.at_delta)
+            own = SitePrivacy(noise=asked.noise, clip=asked.clip, delta=asked.delta)
             content["privacy"] = to_mapping(own)
         files[name].write_text(tomli_w.dumps(content))
     return files

@@ -14,7 +14,7 @@
     noise = 1.0                              see ownnoise.py
 
     steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
-    audit = "audit.jsonl"                    write down what the server asks, a line a request (left out: nowhere)
+    audit = "audit.jsonl"                    write down what the server asks, a line a request (default: nowhere)
 
 (`steps` and `audit` stand above the sections, as TOML has it.)
 
@@ -33,15 +33,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data import ClientData, Part, clients_from
+from ..data import ClientData, Clients, Part, clients_from
+from ..engines import ClientStates, Engine, Loop
 from ..engines.flare import Site
 from ..errors import SettingsError, UnknownName
-from ..problem import Problem
-from ..problems import PROBLEMS, entry_point
+from ..layers import OwnNoise, SitePrivacy
+from ..names import locate
+from ..problem import BilevelProblem, Problem
+from ..problems import PROBLEMS
 from ..settings import from_mapping
-from .ownnoise import OwnNoise, SitePrivacy
 
 PARTS = ("lower", "upper")
+STATES = "states"  # the folder of what the site's steps keep, beside its TOML
 KEYS = ("data", "problem", "privacy", "steps", "audit")
 
 
@@ -49,7 +52,7 @@ KEYS = ("data", "problem", "privacy", "steps", "audit")
 class LoadedSite:
     """What a site brings: its problem and rows, whose steps it runs, where it keeps account, and its privacy."""
 
-    problem: Problem
+    problem: BilevelProblem
     data: ClientData
     modules: tuple[str, ...]
     audit: Path | None
@@ -58,10 +61,20 @@ class LoadedSite:
 
     def site(self) -> Site:
         """The site, ready to answer."""
-        own, more = self.privacy, dict[str, Any]()
-        if own is not None:
-            more = {"noise": own.noise, "wrap": lambda engine: OwnNoise(engine, own, self.folder)}
-        return Site(self.problem, self.data, modules=self.modules, audit=self.audit, **more)
+
+        def engine(problem: BilevelProblem, clients: Clients, states: ClientStates) -> Engine:
+            made = Loop(problem, clients, states=states)
+            return made if self.privacy is None else OwnNoise(made, self.privacy, self.folder)
+
+        return Site(
+            self.problem,
+            self.data,
+            modules=self.modules,
+            audit=self.audit,
+            noise=None if self.privacy is None else self.privacy.noise,
+            engine=engine,
+            states=self.folder / STATES,
+        )
 
 
 def load_site(path: Path) -> LoadedSite:
@@ -100,7 +113,7 @@ def write_rows(path: Path, data: ClientData) -> None:
 def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     values = dict(section)
     if "python" in values:
-        made = entry_point(str(values.pop("python")), "problem.python", folder)(**values)
+        made = locate(str(values.pop("python")), "problem.python", folder)(**values)
         if not isinstance(made, Problem):
             raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__} and no Problem")
         return made
@@ -183,7 +196,7 @@ def _csv(
 
 
 def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
-    made = entry_point(value, "data.python", folder)(**arguments)
+    made = locate(value, "data.python", folder)(**arguments)
     data = made if isinstance(made, ClientData) else clients_from([made]).load(0)
     return jax.tree.map(_narrow, data)
 

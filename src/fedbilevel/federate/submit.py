@@ -10,6 +10,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..federation import needed
-from ..record import FEDERATION, FILES, RunFolder
+from ..record import FEDERATION, FILES, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
 from .job import NAME, write_job
@@ -87,7 +88,7 @@ class Submission:
     ) -> Result:
         """Run a spec into a folder of this machine, or go on with it."""
         folder = RunFolder(out)
-        record: dict[str, Any] = {"sites": self.sites, "jobs": []}
+        record: dict[str, Any] = {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
         if resume and folder.file(FEDERATION).exists():
             record = json.loads(folder.file(FEDERATION).read_text())
             if record["sites"] != self.sites:
@@ -100,12 +101,13 @@ class Submission:
         self, spec: Spec, folder: RunFolder, record: dict[str, Any], observers: Sequence[Observer]
     ) -> Result:
         """Submit jobs until one is finished, or until another would be of no use."""
+        problem = spec.task().problem
         failed = 0
         while True:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
             try:
-                self._attempt(spec, folder, job, observers)
+                self._attempt(spec, folder, record["run"], job, observers)
             finally:
                 self.kit.drop()  # a session that is left open keeps this process alive
                 job["seconds"] = round(time.time() - job["started"], 2)
@@ -122,15 +124,19 @@ class Submission:
             self.say(f"job failed ({job['reason']}); going on from iteration {_reached(folder, spec)}")
             folder.open(spec.plan, resume=True, overwrite=False)  # cuts the history back to the checkpoint
         saved = folder.checkpoint(spec.plan)
-        arrays = saved.arrays if saved is not None else {}
-        return Result(folder.path, folder.summary(), folder.history(), arrays.get("x"), arrays.get("y"))
+        start = spec.algorithm.init(problem, len(self.sites))
+        state = start if saved is None else restore_state(start, saved.arrays)
+        x, y = problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)
+        return Result(folder.path, folder.summary(), folder.history(), x, y)
 
-    def _attempt(self, spec: Spec, folder: RunFolder, job: dict[str, Any], observers: Sequence[Observer]) -> None:
+    def _attempt(
+        self, spec: Spec, folder: RunFolder, run: str, job: dict[str, Any], observers: Sequence[Observer]
+    ) -> None:
         """Submit one job, follow it to its end, and write down what became of it."""
         up = self._gather(needed(spec.federation.min_replies, len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         try:
-            identity = job["job"] = self._submit(spec, folder, up)
+            identity = job["job"] = self._submit(spec, folder, run, up)
         except Exception as error:
             self.kit.drop()
             job["reason"] = f"it could not be submitted: {error}"
@@ -180,10 +186,11 @@ class Submission:
             )
         return up
 
-    def _submit(self, spec: Spec, folder: RunFolder, up: list[str]) -> str:
+    def _submit(self, spec: Spec, folder: RunFolder, run: str, up: list[str]) -> str:
         files = {n: folder.file(n) for n in CARRIED if folder.file(n).exists()}
         order = {
             "spec": spec.to_toml(),
+            "run": run,
             "sites": self.sites,
             "timeout": self.timeout,
             "files": {n: base64.b64encode(f.read_bytes()).decode() for n, f in files.items()},
@@ -216,9 +223,10 @@ class _Follower:
         self._have: dict[str, int] = {}
         self._history = ""
         self._seen = -1
+        self._end = False  # whether an observer has ended the run
 
     def asked(self) -> dict[str, Any]:
-        return {"have": self._have, "history": len(self._history.encode())}
+        return {"have": self._have, "history": len(self._history.encode()), "end": self._end}
 
     def take(self, news: dict[str, Any], job: dict[str, Any]) -> None:
         if news["history"]:
@@ -232,8 +240,8 @@ class _Follower:
         job |= {"pids": news["pids"], "server_pid": news["pid"], "refused": news["refused"]}
         if news["progress"] and news["progress"]["iteration"] != self._seen:
             self._seen = news["progress"]["iteration"]
-            for observer in self._observers:
-                observer(Progress(**news["progress"]))
+            told = [observer(Progress(**news["progress"])) for observer in self._observers]
+            self._end = self._end or any(answer is True for answer in told)
         if news["outcome"] is not None:
             job["ended"] = True
             job["finished"] = news["outcome"]["finished"]

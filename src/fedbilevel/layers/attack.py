@@ -50,7 +50,9 @@ class AttackSettings:
     share: Annotated[Annotated[float, Field(ge=0, le=1)], about("share of the clients that attack")] = 0.2
     scale: Annotated[
         Positive | None,
-        about("factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, what hides among the honest for alie"),
+        about(
+            "factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, what hides among the honest for alie"
+        ),
     ] = None
     target: Annotated[
         Target, about("what is twisted of a reply that is a vector's next value: its update, or the message")
@@ -68,9 +70,7 @@ class AttackSettings:
         """The engine with the replies that come out of it."""
         if self.kind is None or self.kind == "label-flip":
             return engine
-        return Attack(
-            engine, kind=self.kind, share=self.share, scale=self.scale, target=self.target, seed=seed
-        )
+        return Attack(engine, kind=self.kind, share=self.share, scale=self.scale, target=self.target, seed=seed)
 
 
 class Attack:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from ..errors import SettingsError
 from .settings import Privacy
 
-ORDERS = (1.1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+FINE = tuple(n / 2 for n in range(4, 11))
+ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
 class CohortUploads(NamedTuple):

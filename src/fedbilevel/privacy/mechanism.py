@@ -130,5 +130,3 @@ def _generator(call: Call, name: str, *client: int) -> np.random.Generator:
 def _noise(privacy: Privacy, name: str, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """σ C ξ"""
     return np.float32(privacy.noise * privacy.bound(name)) * generator.standard_normal(shape, np.float32)
-
-

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..data import DataSettings
+from ..names import Names
 from ..problem import Task
-from .custom import Custom, entry_point
+from .custom import Custom
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
 
@@ -21,11 +22,11 @@ class ProblemSettings(Protocol):
     def task(self, data: DataSettings, seed: int) -> Task: ...
 
 
-PROBLEMS: dict[str, type[Any]] = {
-    "hyper-representation": HyperRepresentation,
-    "quadratic": Quadratic,
-    "python": Custom,
-}
+PROBLEMS: Names[type[Any]] = Names(
+    "problems",
+    "problem.name",
+    {"hyper-representation": HyperRepresentation, "quadratic": Quadratic, "python": Custom},
+)
 
 __all__ = [
     "PROBLEMS",
@@ -34,6 +35,5 @@ __all__ = [
     "ProblemSettings",
     "Quadratic",
     "QuadraticTask",
-    "entry_point",
     "representation_problem",
 ]

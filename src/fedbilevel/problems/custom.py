@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from ..data import ClientData, ClientSize, DataSettings
 from ..errors import SettingsError
+from ..names import locate
 from ..problem import Problem, Task
 from ..settings import about, settings
-
-
-def entry_point(address: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
-    """The function at `module:function`; the module may lie in a folder, else in the working folder."""
-    module, _, name = address.partition(":")
-    place = str((folder or Path.cwd()).resolve())
-    if place not in sys.path:
-        sys.path.append(place)
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"{where} = {address!r} is wrong: {error}; write module:function, of a module that can be imported"
-        ) from None
-    if not callable(found):
-        raise SettingsError(f"{where} = {address!r} is wrong: it is no function")
-    return found
 
 
 @dataclass(frozen=True)
@@ -60,7 +40,7 @@ class Custom:
 
     def task(self, data: DataSettings, seed: int) -> Task:
         """What the function returns."""
-        made = entry_point(self.function, "problem.function")()
+        made = locate(self.function, "problem.function")()
         if isinstance(made, Problem):
             return Task(made, Elsewhere(data.clients))
         if isinstance(made, Task):

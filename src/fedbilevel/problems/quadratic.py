@@ -25,8 +25,8 @@ from jax import Array
 from pydantic import Field
 
 from .. import rng
-from ..data import ClientData, DataSettings, ListedClients, Part
 from ..batch import Batch
+from ..data import ClientData, DataSettings, ListedClients, Part
 from ..problem import Problem, Task
 from ..settings import Size, about, settings
 

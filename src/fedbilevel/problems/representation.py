@@ -15,9 +15,9 @@ import optax
 from jax import Array
 from pydantic import Field
 
+from ..batch import Batch
 from ..data import DataSettings, Part
 from ..models import ModelName, TwoHalves, cnn, mlp
-from ..batch import Batch
 from ..problem import Over, Problem, PyTree, Task, task_with_test
 from ..settings import Positive, Size, about, settings
 

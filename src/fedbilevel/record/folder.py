@@ -44,6 +44,7 @@ FILES = (
     "environment.json",
     "curve.png",
 )
+FOLDERS = ("tensorboard", "clients")  # of logs, and of what clients keep
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 SOMETIMES = (*CHECKPOINTS[1:], FEDERATION)
@@ -276,7 +277,8 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Delete what runs write. The spec goes last, so that a folder cleared by half still counts as a run."""
-        shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
+        for folder in FOLDERS:
+            shutil.rmtree(self.file(folder), ignore_errors=True)
         for name in reversed((*FILES, *SOMETIMES, *TEMPORARY)):
             self.file(name).unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
 """Local loops of a client: a walk along draws, and the SVRG and SGD steps that most methods are made of.
 
 The value that moves is a vector or any pytree of them. A stream that is as long as the longest client's has steps
-that are not a client's own; there the value stays as it is. Where the value is not an array of JAX, as with an oracle
-of another library, the same walk is an ordinary Python loop.
+that are not a client's own; there the value stays as it is. Where the value is not an array of JAX, as with an
+oracle of another library, the same walk is an ordinary Python loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def svrg(
     if not all(isinstance(leaf, Array) for leaf in jax.tree.leaves(anchor)):
 
         def plain(v: PyTree, b: Draw) -> PyTree:
-            return jax.tree.map(lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b), q)
+            return jax.tree.map(
+                lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b), q
+            )
 
         return walk(plain, anchor, stream)
     first = jax.tree.map(lambda a, c: jnp.where(stream.active[0], a - step * c, a), anchor, q)
@@ -77,8 +79,6 @@ def svrg(
     return walk(move, first, rest)
 
 
-def sgd(
-    gradient: Callable[[PyTree, Draw], PyTree], start: PyTree, step: Array | float, stream: Stream
-) -> PyTree:
+def sgd(gradient: Callable[[PyTree, Draw], PyTree], start: PyTree, step: Array | float, stream: Stream) -> PyTree:
     """Plain local steps:  v ← v - step ∇(v; b)  along the draws b."""
     return walk(lambda v, b: jax.tree.map(lambda w, g: w - step * g, v, gradient(v, b)), start, stream)

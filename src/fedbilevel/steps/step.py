@@ -106,7 +106,9 @@ class Step(Generic[P, R]):
     @cached_property
     def _needed(self) -> tuple[str, ...]:
         return tuple(
-            p.name for p in self._parameters if p.kind is not p.VAR_KEYWORD and p.default is inspect.Parameter.empty
+            p.name
+            for p in self._parameters
+            if p.kind is not p.VAR_KEYWORD and p.default is inspect.Parameter.empty
         )
 
     def _annotated(self, name: str) -> Use:
