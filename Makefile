@@ -5,13 +5,16 @@ READY := .venv/.ready
 # Two workers; the tests of a file stay together, as they share what they set up.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check lint coverage bench clean
+.PHONY: demo test test-fast check lint coverage bench clean
 
 demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest $(TWO)
+
+test-fast: $(READY)  ## the tests without those that start federations and clusters, for daily work
+	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
 check: lint coverage  ## ruff, mypy strict, and the tests with their coverage
 
@@ -29,9 +32,9 @@ bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch whe
 clean:
 	rm -rf .venv runs
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml examples/momentum/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable examples/momentum
 	@touch $@

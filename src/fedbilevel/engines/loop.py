@@ -59,7 +59,8 @@ class Loop:
             held = call.held["x"]
             if client not in self._memories or self._memories[client][0] != held.version:
                 self._memories = {c: m for c, m in self._memories.items() if m[0] == held.version}
-                self._memories[client] = held.version, self._remember(held.value, data)
+                x = held.value if self.problem.traceable else np.asarray(held.value)
+                self._memories[client] = held.version, self._remember(x, data)
             memory = self._memories[client][1]
         if call.program not in self._programs:
 
@@ -67,8 +68,10 @@ class Loop:
                 return perform(self.problem, call, *arguments)
 
             self._programs[call.program] = jax.jit(program) if self.problem.traceable else program
-        run = self._programs[call.program]
-        reply, own = run(call.vectors, call.arrays, rows, draws, kept, data, memory)
+        given: Any = call.vectors, call.arrays, rows, draws, kept
+        if not self.problem.traceable:  # a step that is not traced gets arrays that belong to no library
+            given = jax.tree.map(np.asarray, given)
+        reply, own = self._programs[call.program](*given, data, memory)
         if own:
             self._states.write(client, call.clock, own, call.settled)
         return reply

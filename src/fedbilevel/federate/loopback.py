@@ -60,13 +60,16 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
         raise SettingsError(
             f"--simulate-sites has no problem {problem['name']}; start sites of your own with --kit"
         )
+    module = type(spec.algorithm).__module__  # of the method whose steps the sites are to run
+    steps = [] if module.partition(".")[0] == "fedbilevel" else [module]
     files = {}
     for client, name in enumerate(names):
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         write_rows(place / "rows.npz", task.clients.load(client))
         files[name] = place / "site.toml"
-        content = {"audit": "audit.jsonl", "data": {"npz": "rows.npz"}, "problem": problem}
+        content: dict[str, Any] = {"audit": "audit.jsonl", "steps": steps}
+        content |= {"data": {"npz": "rows.npz"}, "problem": problem}
         if spec.privacy.mode == "local":
             asked = spec.privacy
             own = SitePrivacy(noise=asked.noise, clip=asked.clip, delta=asked.delta)

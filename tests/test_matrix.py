@@ -1,0 +1,194 @@
+"""One matrix: every registered algorithm on every problem on every engine that can carry it.
+
+The algorithms are those of the table of names, so a new one enters by being registered, also from an installed
+package. The loop is what the other engines are compared with; on the quadratic every method also has to come
+closer to the closed form. Ray's column is one process in a network namespace that has only loopback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.data import DataSettings
+from fedbilevel.engines.flare import Flare, Site
+from fedbilevel.engines.flare.server import Delivery
+from fedbilevel.problems import HyperRepresentation
+from fedbilevel.settings import meanings
+from loopback import can_unshare, loopback_only
+
+ITERATIONS = 3
+CLIENTS = 6
+# Settings that suit all problems here; a method takes those that it has.
+SETTINGS: dict[str, Any] = dict(
+    alpha=0.05, beta=0.05, gamma=0.05, lam=0.1, N=2, T=2, b=2, participation=1.0, lower_steps=2, batch_zeta_local=4
+)
+
+
+def quadratic() -> fb.Task:
+    made = fb.Quadratic(heterogeneity=1.0, rows=6).make(clients=CLIENTS, seed=0)
+    return fb.Task(made.problem, made.clients, made.measure)
+
+
+def digits() -> fb.Task:
+    data = DataSettings(name="digits", clients=CLIENTS, partition="iid")
+    return HyperRepresentation(hidden=4, regulariser="ridge").task(data, 0)
+
+
+def ridge() -> fb.Task:
+    """A problem as a user writes one: two losses and two pytrees, without an embedding."""
+    g = np.random.default_rng(0)
+
+    def rows() -> Any:
+        a = g.normal(size=(8, 3)).astype(np.float32)
+        return a, (a @ np.arange(3.0) + g.normal(size=8)).astype(np.float32)
+
+    def error(y: Any, b: fb.Batch) -> Any:
+        return b.mean((b.inputs @ y["w"] - b.targets) ** 2)
+
+    problem = fb.Problem(
+        x={"log": jnp.zeros(3)},
+        y={"w": jnp.zeros(3)},
+        lower=lambda x, y, b: error(y, b) + jnp.sum(jnp.exp(x["log"]) * y["w"] ** 2),
+        upper=lambda x, y, b: error(y, b),
+    )
+    return fb.Task(problem, fb.clients_from([(rows(), rows()) for _ in range(CLIENTS)]))
+
+
+PROBLEMS: dict[str, Callable[[], fb.Task]] = {"quadratic": quadratic, "digits": digits, "ridge": ridge}
+
+
+def flare(problem: fb.BilevelProblem, clients: fb.Clients) -> fb.Engine:
+    """Sites in this process, with real messages between them and the server."""
+    names = [f"site-{i}" for i in range(clients.count)]
+    modules = ["fedbilevel_momentum"]
+    sites = {name: Site(problem, clients.load(i), modules=modules) for i, name in enumerate(names)}
+
+    def send(requests: Any, timeout: float) -> Delivery:
+        return Delivery({name: sites[name].answer(request) for name, request in requests.items()}, {})
+
+    return Flare(problem, names, send)
+
+
+ENGINES: dict[str, Callable[[Any, Any], fb.Engine]] = {
+    "loop": fb.Loop,
+    "simulation": functools.partial(fb.Simulation, devices=1),
+    "simulation in turn": functools.partial(fb.Simulation, devices=1, over="map"),
+    "flare": flare,
+}
+CLOSEST = {"simulation": 2e-5, "simulation in turn": 2e-5, "flare": 0.0, "ray": 2e-5}
+
+
+@functools.cache
+def task(problem: str) -> fb.Task:
+    return PROBLEMS[problem]()
+
+
+def method(name: str) -> Any:
+    cls = ALGORITHMS[name]
+    return cls(**{k: v for k, v in SETTINGS.items() if k in {f.name for f in dataclasses.fields(cls)}})
+
+
+def carried(algorithm: str, problem: str, make: Callable[[Any, Any], fb.Engine]) -> dict[str, Any]:
+    """A few iterations: x, y, rounds and payload, or the line by which it is refused."""
+    made, chosen = task(problem), method(algorithm)
+    engine = make(made.problem, made.clients)
+    fed = fb.Federation(engine, seed=5)
+    try:
+        state = chosen.init(made.problem, CLIENTS)
+        for _ in range(ITERATIONS):
+            state = chosen.step(fed, state)
+    except fb.SettingsError as error:
+        return {"refused": str(error)}
+    finally:
+        engine.close()
+    ledger = fed.ledger
+    return {
+        "x": np.asarray(state.x).tolist(),
+        "y": np.asarray(state.y).tolist(),
+        "cost": [ledger.rounds, ledger.bytes_up, ledger.bytes_down],
+        "rejected": len(ledger.rejected),
+    }
+
+
+@functools.cache
+def looped(algorithm: str, problem: str) -> dict[str, Any]:
+    return carried(algorithm, problem, ENGINES["loop"])
+
+
+def agrees(found: dict[str, Any], expected: dict[str, Any], closest: float) -> None:
+    assert found["cost"] == expected["cost"] and found["rejected"] == 0
+    for name in ("x", "y"):
+        scale = max(map(abs, expected[name]))
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=closest * scale)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_the_loop_carries_it_and_every_setting_is_described(algorithm: str, problem: str) -> None:
+    found = looped(algorithm, problem)
+    assert np.isfinite(found["x"]).all() and np.isfinite(found["y"]).all() and found["cost"][0] > 0
+    cls = ALGORITHMS[algorithm]
+    assert all(meanings(cls)[field.name] for field in dataclasses.fields(cls))
+    assert isinstance(cls.needs_server, bool)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_method_comes_closer_to_the_closed_form(algorithm: str) -> None:
+    made, chosen = task("quadratic"), method(algorithm)
+    fed = fb.Federation(fb.Simulation(made.problem, made.clients, devices=1))
+    state = chosen.init(made.problem, CLIENTS)
+    before = made.measure(state.x, state.y)
+    for _ in range(60):
+        state = chosen.step(fed, state)
+    after = made.measure(state.x, state.y)
+    assert after["hypergradient_norm"] < before["hypergradient_norm"]
+    assert after["lower_gap"] < before["lower_gap"]
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "loop"])
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_an_engine_agrees_with_the_loop(algorithm: str, problem: str, engine: str) -> None:
+    found = carried(algorithm, problem, ENGINES[engine])
+    if not ALGORITHMS[algorithm].needs_server and engine == "flare":
+        assert "the algorithm has no server" in found["refused"]
+        return
+    agrees(found, looped(algorithm, problem), CLOSEST[engine])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_unshare(), reason="Ray's tests need a network namespace")
+def test_ray_agrees_with_the_loop(tmp_path: Path) -> None:
+    out = tmp_path / "ray.json"
+    subprocess.run(loopback_only(sys.executable, __file__, str(out)), check=True, timeout=400)
+    for cell, found in json.loads(out.read_text()).items():
+        algorithm, problem = cell.split(" on ")
+        agrees(found, looped(algorithm, problem), CLOSEST["ray"])
+
+
+def main(out: Path) -> None:
+    """Ray's column of the matrix, in a process of its own."""
+    from fedbilevel.engines.ray import Ray
+
+    def make(problem: Any, clients: Any) -> fb.Engine:
+        return Ray(problem, clients, actors=2, devices=1)
+
+    cells = {f"{a} on {p}": carried(a, p, make) for p in PROBLEMS for a in ALGORITHMS}
+    out.write_text(json.dumps(cells))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
