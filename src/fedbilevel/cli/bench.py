@@ -34,6 +34,6 @@ def bench_command(
     rows = bench(chosen, folder, seconds, lambda row: out.print(profile_table(row)))
     out.print(ratio_table(rows))
     if rows[0]["torch_loop_s"] is None:
-        say("the PyTorch rivals were left out: they need the extra fedbilevel[bench], and a cohort of ten")
+        say("the PyTorch rivals did not run: they need the extra fedbilevel[bench], and a cohort of ten")
     if folder is not None:
         say(f"bench.json and bench.png: {folder}/")

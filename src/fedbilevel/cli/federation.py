@@ -39,7 +39,7 @@ def site_command(
 
 def federate_command(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; the preset `sites` when left out.")
+        str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; default: the preset `sites`.")
     ] = None,
     sets: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
@@ -48,7 +48,7 @@ def federate_command(
         int | None, typer.Option("--simulate-sites", min=1, help="Start a server and this many sites here.")
     ] = None,
     sites: Annotated[
-        str | None, typer.Option(help="The registered sites, A,B,C; those that are up if left out.")
+        str | None, typer.Option(help="The registered sites, A,B,C; default: those that are up.")
     ] = None,
     work: Annotated[
         Path | None, typer.Option("--work", help="Keep kits and logs of simulated sites here.")

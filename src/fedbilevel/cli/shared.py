@@ -16,7 +16,7 @@ out = Console()
 err = Console(stderr=True)
 
 SpecFile = Annotated[
-    str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; the demo's settings when left out.")
+    str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; default: the demo.")
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 
