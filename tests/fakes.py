@@ -1,4 +1,4 @@
-"""An engine whose clients answer whatever a test wants, and a step for it that only its abstract evaluation runs."""
+"""An engine whose clients answer whatever a test wants, and a step that only the server evaluates, abstractly."""
 
 from __future__ import annotations
 

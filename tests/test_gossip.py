@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import Federation, Ledger, Loop, SettingsError, Simulation, load_spec, run
+from fedbilevel import Agents, Federation, Ledger, Loop, SettingsError, Simulation, load_spec, run
 from fedbilevel.algorithms import MADSBO, Gossip
 from fedbilevel.algorithms.graphs import (
     Network,
@@ -245,7 +245,7 @@ def test_the_tracked_residual_solves_the_mean_system_on_a_ring(small: QuadraticT
     fed = follow(method, small, 0)[1]
     g = np.random.default_rng(0)
     x, y = (g.normal(size=(AGENTS, n)).astype(np.float32) for n in (4, 3))
-    z = method.inverse_product(fed, method.weights(AGENTS), own(jnp.asarray(x)), own(jnp.asarray(y)))
+    z = method.inverse_product(Agents(fed), method.weights(AGENTS), own(jnp.asarray(x)), own(jnp.asarray(y)))
     expected = np.linalg.solve(d.A.mean(0), d.f(x, y)[1].mean(0))
     np.testing.assert_allclose(z, np.tile(expected, (AGENTS, 1)), atol=1e-4)
     assert fed.ledger.rounds == 299
