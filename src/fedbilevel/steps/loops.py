@@ -36,7 +36,7 @@ def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree
 
 
 def _of_jax(value: PyTree, streams: tuple[Stream, ...]) -> bool:
-    """Whether a walk is JAX's: its value is, or its draws are, beside which a plain number may stand in the value."""
+    """Whether a walk is JAX's: its value is, or its draws are, and then the value may have plain numbers too."""
     return all(isinstance(leaf, Array) for leaf in jax.tree.leaves(value)) or any(
         isinstance(leaf, Array) for leaf in jax.tree.leaves(streams)
     )
