@@ -177,7 +177,7 @@ def test_a_probe_of_the_clients_of_a_round_does_not_use_what_they_remember(
     fed = Federation(simulation, seed=3)
     cohort = fed.cohort(19).clients
     state = ALGORITHM.step(fed, ALGORITHM.init(digits.problem))
-    rows = dict(clients=cohort, xi=Sample("upper"), zeta=Sample("lower"))
+    rows: dict[str, Any] = dict(clients=cohort, xi=Sample("upper"), zeta=Sample("lower"))
     got = fed.probe(losses, x=state.x + 0.1, y=state.y, **rows)
     expected = Federation(loop).probe(losses, x=state.x + 0.1, y=state.y, **rows)
     np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -139,6 +139,7 @@ def stacked(parts: Iterable[Both]) -> Both:
 def test_a_round_is_the_mean_of_the_replies() -> None:
     mean = Federation(engine_of()).round(both)
     np.testing.assert_allclose(mean.u, np.full(P, 2.0))
+    assert mean.v is not None
     np.testing.assert_allclose(mean.v, np.full(Q, 20.0))
     assert float(mean.loss) == 2.0
 
@@ -189,6 +190,7 @@ def test_a_wrong_reply_is_left_out_counted_and_named(why: str) -> None:
     fed = Federation(with_one_wrong(WRONG[why]))
     mean = fed.round(both)
     np.testing.assert_allclose(mean.u, np.full(P, (0 + 1 + 3 + 4) / 4))
+    assert mean.v is not None
     np.testing.assert_allclose(mean.v, np.full(Q, 20.0))
     fed.round(both)
     assert fed.ledger.rejected == rejected(2, why, 2)
@@ -587,7 +589,7 @@ def test_a_cohort_is_drawn_at_seed_and_round() -> None:
             assert len(set(part.clients)) == 10 and sorted(part.clients) == list(part.clients)
             assert set(part.clients) <= set(range(50))
             part.round(both)
-            drawn.append(part.clients)
+            drawn.append(tuple(part.clients))
         assert tuple(fed.clients) == tuple(range(50)) and fed.ledger.rounds == 4
         return drawn
 

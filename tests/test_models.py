@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ def size(tree: object) -> int:
     ],
 )
 def test_lenet_has_the_layers_of_the_experiments(shape: Shape, head_layers: int, body: int, head: int) -> None:
-    model = cnn(shape, 10, head_layers=head_layers, key=jax.random.key(0))
+    model: Any = cnn(shape, 10, head_layers=head_layers, key=jax.random.key(0))
     assert (size(model.body), size(model.head)) == (body, head)
     rows = jnp.ones((3, int(np.prod(shape))))
     assert model.head(model.body(rows)).shape == (3, 10)
@@ -72,8 +74,9 @@ def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored() -> None:
 
     def stored(model: TwoHalves) -> int:
         problem = representation_problem(model, 0.05, "norm")
-        memory = jax.eval_shape(lambda x: remember(problem, x, data).upper.pullback, problem.flat_x.vector)
-        return sum(leaf.size for leaf in jax.tree.leaves(memory))
+        memory = jax.eval_shape(lambda x: remember(problem, x, data), problem.flat_x.vector)
+        assert memory is not None
+        return sum(leaf.size for leaf in jax.tree.leaves(memory.upper.pullback))
 
     key = jax.random.key(0)
     assert stored(cnn((28, 28, 1), 10, head_layers=2, key=key)) < 2 * (4 * 784 + 50_692)
