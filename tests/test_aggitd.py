@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from fedbilevel import AggITD, Federation, SettingsError, Simulation
-from fedbilevel.algorithms.aggitd import State
-from fedbilevel.algorithms.local import hypergradient
+from fedbilevel.algorithms.local import State, hypergradient
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.steps import Sample
 
-EXACT = dict(participation=1.0, batch_zeta_local="full", lower_steps=1)  # with the defaults: full batches
+EXACT: dict[str, Any] = dict(
+    participation=1.0, batch_zeta_local="full", lower_steps=1
+)  # with the defaults: full batches
 
 
 def relative(got: Any, expected: Any) -> float:
@@ -176,7 +177,8 @@ def test_sharing_the_steps_divides_them_by_each_clients_count(small: QuadraticTa
 
 @pytest.mark.parametrize("name", ["lower_steps", "upper_steps"])
 def test_a_list_of_steps_must_have_one_for_each_client(name: str) -> None:
-    algorithm = AggITD(**{name: (1, 2, 3)})
+    steps: dict[str, Any] = {name: (1, 2, 3)}
+    algorithm = AggITD(**steps)
     algorithm.check(3)
     with pytest.raises(
         SettingsError, match=f"{name} has 3 numbers for 4 clients; give one number, or one for each"
@@ -244,7 +246,11 @@ def monte_carlo(task: QuadraticTask, x: Any, y: Any, draws: int) -> tuple[Any, A
         beta=beta,
         participation=1.0,
         lower_steps=2,
-        **{f"batch_{name}": 1 for name in ("zeta", "zeta_local", "u", "xi", "chi")},
+        batch_zeta=1,
+        batch_zeta_local=1,
+        batch_u=1,
+        batch_xi=1,
+        batch_chi=1,
     )
     fed = federation(task, seed=5)
     h = np.stack([np.asarray(estimate(algorithm, fed, x, y)[2], np.float64) for _ in range(draws)])
@@ -315,12 +321,13 @@ def test_the_ledger_measures_the_papers_rounds_and_floats(
     p, q, m = small.problem.size_x, small.problem.size_y, small.clients.count
     for Q in range(N + 1):
         force_q(monkeypatch, Q)
-        for changes, rounds, floats in (
+        cases: list[tuple[dict[str, Any], int, int]] = [
             ({}, 2 * N + 3, 2 * p + (3 * N - Q + 1) * q),
             ({"estimator": "summed"}, 2 * N + 3, 2 * p + (3 * N + 1) * q),
             # the q round is merged into the local steps: N fewer rounds, and no q goes up
             ({"lower_solver": "sgd"}, N + 3, 2 * p + (2 * N - Q + 1) * q),
-        ):
+        ]
+        for changes, rounds, floats in cases:
             algorithm = AggITD(**EXACT, N=N, **changes)
             fed = federation(small)
             algorithm.step(fed, algorithm.init(small.problem))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import ClientData, Part, Problem, check
-from fedbilevel.problem import Batch, Task
+from fedbilevel.batch import Batch
+from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
 
 DERIVATIVES = ["f_x", "f_y", "g_y", "g_yy", "g_xy", "g_yy symmetric"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from fedbilevel import (
     AggITD,
@@ -28,13 +29,14 @@ from fedbilevel import (
     StepError,
 )
 from fedbilevel.algorithms.local import lower_gradient
+from fedbilevel.data import Clients
 from fedbilevel.engines import Call, Engine, Replies
 from fedbilevel.ledger import Account, Ledger
 from fedbilevel.oracle import Oracle
 from fedbilevel.probes import losses
 from fedbilevel.problem import Problem, Task
 from fedbilevel.problems import QuadraticTask
-from fedbilevel.steps import Draw, Epochs, PerClient, Samples, Scalar, Stream, Y, client_step
+from fedbilevel.steps import Draw, Epochs, PerClient, Samples, Scalar, Step, Stream, Y, client_step
 
 TAU = tuple(1 + i % 4 for i in range(20))
 ALGORITHM = AggITD(
@@ -93,6 +95,7 @@ class Recording:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.problem, self.clients = engine, engine.problem, engine.clients
+        self.capabilities = engine.capabilities
         self.kept: dict[int, Any] = {}
         self.sizes: list[int] = []
 
@@ -102,6 +105,9 @@ class Recording:
             for i, client in enumerate(replies.clients):
                 self.kept[client] = [a[i] for a in map(np.asarray, replies.reply) if a.ndim]
             yield replies
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def test_the_loop_agrees_with_the_simulation(loop: Loop, reference: list[Any], digits: Task) -> None:
@@ -171,7 +177,7 @@ def test_a_probe_of_the_clients_of_a_round_does_not_use_what_they_remember(
     fed = Federation(simulation, seed=3)
     cohort = fed.cohort(19).clients
     state = ALGORITHM.step(fed, ALGORITHM.init(digits.problem))
-    rows = dict(clients=cohort, xi=Sample("upper"), zeta=Sample("lower"))
+    rows: dict[str, Any] = dict(clients=cohort, xi=Sample("upper"), zeta=Sample("lower"))
     got = fed.probe(losses, x=state.x + 0.1, y=state.y, **rows)
     expected = Federation(loop).probe(losses, x=state.x + 0.1, y=state.y, **rows)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
@@ -196,7 +202,7 @@ def fingerprint(rows: Draw) -> Any:
 
 
 @client_step
-def drawn(c: Oracle, one: Draw, many: Stream, passes: Stream, own: Any) -> Drawn:
+def drawn(c: Oracle, one: Draw, many: Stream, passes: Stream, own: Array) -> Drawn:
     """Which rows a client drew, its own value, and its number of steps."""
     steps = many.steps.astype(jnp.float32)
     return Drawn(fingerprint(one), fingerprint(many.draws), fingerprint(passes.draws), own * 1.0, steps)
@@ -262,8 +268,20 @@ def broken(c: Oracle) -> Value:
     return Value(c.y + jnp.ones(17))
 
 
+@client_step
+def slope(c: Oracle, zeta: Draw) -> Value:
+    """A step without a mistake, which asks for a derivative."""
+    return Value(c.g_y(c.y, zeta))
+
+
 def small_problem() -> Problem:
     return Problem(jnp.zeros(3), jnp.zeros(2), lambda x, y, b: jnp.sum(y), lambda x, y, b: jnp.sum(x))
+
+
+def problem_with_a_mistake() -> Problem:
+    return Problem(
+        jnp.zeros(3), jnp.zeros(2), lambda x, y, b: jnp.sum(y + jnp.ones(17)), lambda x, y, b: jnp.sum(x)
+    )
 
 
 def failing_clients() -> LazyClients:
@@ -275,17 +293,21 @@ def failing_clients() -> LazyClients:
     return LazyClients(5, ClientSize(2, 1), make)
 
 
-def ask(engine: Engine, step: Any) -> None:
+def ask(engine: Engine, step: Step[Any, Any], **arguments: Any) -> None:
     fed = Federation(engine, ledger=Ledger(steps={"before": Account(rounds=7)}))
-    fed.hold(y=jnp.zeros(2))
-    fed.round(step)
+    fed.hold(x=jnp.zeros(3), y=jnp.zeros(2))
+    fed.round(step, **arguments)
+
+
+def on_one_device(problem: Problem, clients: Clients) -> Engine:
+    return Simulation(problem, clients, devices=1)
 
 
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
         (Loop, r"^client 3, start, round 7: OSError: the disk is gone$"),
-        (lambda p, c: Simulation(p, c, devices=1), r"^start, round 7: OSError: the disk is gone$"),
+        (on_one_device, r"^start, round 7: OSError: the disk is gone$"),
     ],
     ids=["loop", "simulation"],
 )
@@ -296,13 +318,22 @@ def test_an_error_while_loading_names_the_client_or_the_step(engine: Callable[..
 
 @pytest.mark.parametrize(
     ("engine", "message"),
-    [(Loop, r"^client 0, broken, round 7: "), (lambda p, c: Simulation(p, c, devices=1), r"^broken, round 7: ")],
+    [(Loop, r"^client 0, slope, round 7: "), (on_one_device, r"^slope, round 7: ")],
     ids=["loop", "simulation"],
 )
-def test_an_error_in_a_step_names_the_client_or_the_step(engine: Callable[..., Engine], message: str) -> None:
+def test_an_error_in_a_loss_names_the_client_or_the_step(engine: Callable[..., Engine], message: str) -> None:
     with pytest.raises(StepError, match=message) as raised:
-        ask(engine(small_problem(), failing_clients()), broken)
+        ask(engine(problem_with_a_mistake(), failing_clients()), slope, zeta=Sample("lower"))
     assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("engine", [Loop, on_one_device], ids=["loop", "simulation"])
+def test_an_error_in_a_step_names_the_step_before_a_client_is_asked(engine: Callable[..., Engine]) -> None:
+    recording = Recording(engine(small_problem(), failing_clients()))
+    with pytest.raises(StepError, match=r"^step broken: TypeError: add got incompatible shapes") as raised:
+        ask(recording, broken)
+    assert raised.value.__cause__ is not None
+    assert recording.sizes == []
 
 
 @pytest.mark.parametrize("devices", [0, 1000])

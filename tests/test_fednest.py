@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,14 +14,16 @@ from fedbilevel.algorithms.local import State, hypergradient
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.steps import Sample
 
+Held = tuple[Federation, np.ndarray, np.ndarray]
 
-def relative(a: object, b: object) -> float:
-    a, b = np.asarray(a, float), np.asarray(b, float)
+
+def relative(got: Any, expected: Any) -> float:
+    a, b = np.asarray(got, float), np.asarray(expected, float)
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 @pytest.fixture(scope="module")
-def held(quadratic: QuadraticTask) -> tuple[Federation, np.ndarray, np.ndarray]:
+def held(quadratic: QuadraticTask) -> Held:
     """A federation whose clients hold an x and the y*(x) that belongs to it."""
     x = np.random.default_rng(1).normal(size=quadratic.size_x).astype(np.float32)
     y = quadratic.solution(x).astype(np.float32)
@@ -34,14 +38,16 @@ def upper_gradient_of(task: QuadraticTask, x: np.ndarray, y: np.ndarray) -> np.n
     return (J @ np.concatenate([x, y]).astype(float) + c)[x.size :]
 
 
-def test_paper_mode_with_300_terms_matches_the_closed_form_hypergradient(quadratic, held):
+def test_paper_mode_with_300_terms_matches_the_closed_form_hypergradient(
+    quadratic: QuadraticTask, held: Held
+) -> None:
     fed, x, _ = held
     method = FedNest(T=300, lam=1 / quadratic.constants(1.0).L_g, estimator="summed", participation=1.0)
     h = fed.round(hypergradient, p=method.estimate(fed), xi=Sample("upper"), chi=Sample("lower")).h
     assert relative(h, quadratic.hypergradient(x)) < 1e-4
 
 
-def test_the_mean_over_every_T_drawn_is_the_summed_estimate(quadratic, held):
+def test_the_mean_over_every_T_drawn_is_the_summed_estimate(quadratic: QuadraticTask, held: Held) -> None:
     fed, _, _ = held
     lam = 1 / quadratic.constants(1.0).L_g
     sampled = FedNest(T=6, lam=lam, participation=1.0)
@@ -50,7 +56,7 @@ def test_the_mean_over_every_T_drawn_is_the_summed_estimate(quadratic, held):
     assert relative(mean, summed) < 1e-5
 
 
-def test_one_draw_equals_the_dense_product_of_averaged_hessians(quadratic, held):
+def test_one_draw_equals_the_dense_product_of_averaged_hessians(quadratic: QuadraticTask, held: Held) -> None:
     fed, x, y = held
     lam, A = 0.3, quadratic.A.astype(float).mean(0)
     for T_drawn in (0, 2, 4):
@@ -59,7 +65,7 @@ def test_one_draw_equals_the_dense_product_of_averaged_hessians(quadratic, held)
         assert relative(got, lam * 5 * power @ upper_gradient_of(quadratic, x, y)) < 1e-5
 
 
-def test_released_mode_is_what_the_scripts_compute(quadratic, held):
+def test_released_mode_is_what_the_scripts_compute(quadratic: QuadraticTask, held: Held) -> None:
     """A literal transcription of their loop: own counters, a list of replies that is never cleared."""
     fed, x, y = held
     alpha, T = 0.3, 4
@@ -86,7 +92,9 @@ def test_released_mode_is_what_the_scripts_compute(quadratic, held):
     ],
     ids=lambda v: f"{type(v).__name__}-{v.N}-{v.lower_solver}" if not isinstance(v, int) else str(v),
 )
-def test_the_ledger_measures_the_rounds_of_an_outer_iteration(quadratic, method, rounds):
+def test_the_ledger_measures_the_rounds_of_an_outer_iteration(
+    quadratic: QuadraticTask, method: FedNest | LFedNest, rounds: int
+) -> None:
     fed = Federation(Simulation(quadratic.problem, quadratic.clients))
     state = method.init(quadratic.problem)
     for _ in range(2):
@@ -94,14 +102,14 @@ def test_the_ledger_measures_the_rounds_of_an_outer_iteration(quadratic, method,
     assert fed.ledger.rounds == 2 * rounds
 
 
-def test_stopping_early_saves_the_rounds_after_the_drawn_one(quadratic):
+def test_stopping_early_saves_the_rounds_after_the_drawn_one(quadratic: QuadraticTask) -> None:
     fed = Federation(Simulation(quadratic.problem, quadratic.clients))
     fed.hold(x=quadratic.problem.flat_x.vector, y=quadratic.problem.flat_y.vector)
     FedNest(T=5, stop_early=True, participation=1.0).estimate(fed, T_drawn=2)
     assert fed.ledger.rounds == 3
 
 
-def test_fednest_reaches_the_stationary_point(quadratic):
+def test_fednest_reaches_the_stationary_point(quadratic: QuadraticTask) -> None:
     method = FedNest(
         N=20,
         T=40,
@@ -122,7 +130,9 @@ def test_fednest_reaches_the_stationary_point(quadratic):
     assert np.linalg.norm(quadratic.hypergradient(state.x)) < 1e-4 * start
 
 
-def test_lfednest_takes_the_mean_of_local_hypergradients_which_is_not_the_hypergradient(quadratic):
+def test_lfednest_takes_the_mean_of_local_hypergradients_which_is_not_the_hypergradient(
+    quadratic: QuadraticTask,
+) -> None:
     """One upper step from (x, y) with y fixed: the dense mean of local estimates, and its distance from ∇f."""
     x = np.random.default_rng(2).normal(size=quadratic.size_x).astype(np.float32)
     y = quadratic.solution(x).astype(np.float32)
@@ -141,7 +151,7 @@ def test_lfednest_takes_the_mean_of_local_hypergradients_which_is_not_the_hyperg
     assert relative(mean, quadratic.hypergradient(x)) > 0.05
 
 
-def test_lfednest_with_equal_clients_finds_the_hypergradient():
+def test_lfednest_with_equal_clients_finds_the_hypergradient() -> None:
     task = Quadratic(heterogeneity=0.0).make(clients=4, seed=3)
     x = np.random.default_rng(2).normal(size=task.size_x).astype(np.float32)
     y = task.solution(x).astype(np.float32)

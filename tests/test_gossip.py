@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import Federation, Ledger, Loop, SettingsError, Simulation, load_spec, run
+from fedbilevel import Agents, Federation, Ledger, Loop, SettingsError, Simulation, load_spec, run
 from fedbilevel.algorithms import MADSBO, Gossip
 from fedbilevel.algorithms.graphs import (
     Network,
@@ -21,6 +22,9 @@ from fedbilevel.algorithms.graphs import (
     own,
     spectral_gap,
 )
+from fedbilevel.algorithms.madsbo import residual
+from fedbilevel.engines import Call, Engine, Replies
+from fedbilevel.engines.work import prepare
 from fedbilevel.problem import Task
 from fedbilevel.problems import Quadratic, QuadraticTask
 
@@ -197,6 +201,37 @@ def test_minibatches_keep_b_independent_hessians_and_engines_agree() -> None:
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("batch", ["full", 2])
+def test_the_running_hessians_start_at_mu_g_times_the_identity(small: QuadraticTask, batch: Any) -> None:
+    method = Gossip(graph="complete", beta=0.3, b=4, L_g=1.2, mu_g=0.4, batch_u=batch)
+    kept = 1 if batch == "full" else 4
+    start = method.init(small.problem, AGENTS)
+    np.testing.assert_allclose(start.v, np.tile(0.4 * np.eye(3), (AGENTS, kept, 1, 1)), rtol=1e-6)
+    for name in ("s", "h", "u"):
+        assert not np.any(getattr(start, name)), "the other estimates start at zero"
+    end, _ = follow(method, small, 1, start)
+    expected = 0.7 * 0.4 * np.eye(3) + 0.3 * Dense(small).A[:, None]
+    np.testing.assert_allclose(end.v, np.tile(expected, (1, kept, 1, 1)), atol=1e-6)
+    assert not np.any(Gossip(batch_u=batch).init(small.problem, AGENTS).v), "by default it is zero"
+
+
+def test_the_first_hypergradient_uses_the_hessians_of_the_start(small: QuadraticTask) -> None:
+    """With h known and all v_i = mu_g I, Q_b h / L_g is a geometric series of 1 - mu_g / L_g."""
+    method = Gossip(graph="complete", alpha=0.1, b=4, L_g=1.2, mu_g=0.4)
+    g = np.random.default_rng(2)
+    h, u = (g.normal(size=(AGENTS, *shape)).astype(np.float32) for shape in ((3,), (4, 3)))
+    start = method.init(small.problem, AGENTS)._replace(h=jnp.asarray(h), u=jnp.asarray(u))
+    end, _ = follow(method, small, 1, start)
+    series = sum((1 - 0.4 / 1.2) ** k for k in range(5)) / 1.2
+    np.testing.assert_allclose(end.xs, 0.1 * np.einsum("kij,kj->ki", u, series * h), rtol=1e-4, atol=1e-6)
+
+
+def test_a_start_of_the_hessians_above_their_bound_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"mu_g = 2\.0 is wrong: it is at most L_g, which is 1\.5"):
+        Gossip(mu_g=2.0, L_g=1.5).check(4)
+    Gossip(mu_g=1.5, L_g=1.5).check(4)
+
+
 def test_what_does_not_fit_the_memory_is_refused_with_its_size(small: QuadraticTask, digits: Task) -> None:
     large = load_spec(None, {"problem.hidden": 200, "data.name": "digits", "algorithm.name": "gossip"})
     problem = large.task().problem
@@ -245,10 +280,46 @@ def test_the_tracked_residual_solves_the_mean_system_on_a_ring(small: QuadraticT
     fed = follow(method, small, 0)[1]
     g = np.random.default_rng(0)
     x, y = (g.normal(size=(AGENTS, n)).astype(np.float32) for n in (4, 3))
-    z = method.inverse_product(fed, method.weights(AGENTS), own(jnp.asarray(x)), own(jnp.asarray(y)))
+    z = method.inverse_product(Agents(fed), method.weights(AGENTS), own(jnp.asarray(x)), own(jnp.asarray(y)))
     expected = np.linalg.solve(d.A.mean(0), d.f(x, y)[1].mean(0))
     np.testing.assert_allclose(z, np.tile(expected, (AGENTS, 1)), atol=1e-4)
     assert fed.ledger.rounds == 299
+
+
+class Watching:
+    """An engine that keeps the calls on their way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.problem, self.clients, self._engine = engine.problem, engine.clients, engine
+        self.capabilities = engine.capabilities
+        self.calls: list[Call] = []
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        self.calls.append(call)
+        yield from self._engine.replies(call)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def test_the_residuals_of_ma_dsbo_draw_new_rows_every_time() -> None:
+    """The first two come with no exchange between them; that once gave them the same rows."""
+    task = Quadratic(size_x=3, size_y=2, noise=1.0, rows=30).make(clients=3, seed=0)
+    engine = Watching(Loop(task.problem, task.clients))
+    method = MADSBO(T=1, N=3, batch_zeta=5, batch_u=5, batch_xi=5, batch_chi=5)
+    fed = Federation(engine, seed=4)
+    state = method.init(task.problem, 3)
+    for _ in range(2):
+        state = method.step(fed, state)
+    residuals = [call for call in engine.calls if call.step is residual]
+    assert len(residuals) == 2 * 3
+    assert len({call.address for call in engine.calls}) == len(engine.calls) == fed.ledger.local
+    for client in range(3):
+        draws = [prepare(call, client, task.clients.size(client), task.clients.capacity) for call in residuals]
+        for name in ("xi", "u"):
+            rows = [tuple(d[name].index.tolist()) for d in draws]
+            assert rows[0] != rows[1] and len(set(rows)) == len(rows)
+            assert all(len(set(r)) == 5 for r in rows)
 
 
 def test_ma_dsbo_on_a_ring_ends_near_the_stationary_point(small: QuadraticTask) -> None:

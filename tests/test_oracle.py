@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbilevel.batch import Batch
 from fedbilevel.data import ClientData, ClientSize, ListedClients, Part
-from fedbilevel.engines.base import pad
+from fedbilevel.derivatives import JaxOracle, remember
+from fedbilevel.engines.work import pad
 from fedbilevel.errors import SettingsError
 from fedbilevel.models import mlp
-from fedbilevel.oracle import Arrays, Oracle, remember
-from fedbilevel.problem import Batch, Problem
+from fedbilevel.oracle import Arrays
+from fedbilevel.problem import Problem
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask, representation_problem
 from fedbilevel.problems.representation import norm, ridge
 from fedbilevel.steps import Draw
@@ -33,7 +35,7 @@ def derivatives(problem: Problem, stored: bool) -> Any:
 
     @jax.jit
     def compute(x: Any, y: Any, v: Any, data: Arrays, lower: Draw, upper: Draw) -> dict[str, Any]:
-        c = Oracle(problem, {"x": x, "y": y}, data, remember(problem, x, data) if stored else None)
+        c = JaxOracle(problem, {"x": x, "y": y}, data, remember(problem, x, data) if stored else None)
         values = (
             c.f_x(y, upper),
             c.f_y(y, upper),
@@ -143,7 +145,7 @@ def hessian_product() -> Any:
     x, y, _ = point(problem)
     data = pad(DATA, SIZE)
     memory = remember(problem, x, data)
-    product = jax.jit(lambda v: Oracle(problem, {"x": x, "y": y}, data, memory).g_yy(y, v, ALL))
+    product = jax.jit(lambda v: JaxOracle(problem, {"x": x, "y": y}, data, memory).g_yy(y, v, ALL))
     return lambda v: np.asarray(product(np.asarray(v, np.float32)), np.float64)
 
 
@@ -190,8 +192,8 @@ def test_a_point_other_than_the_held_one_does_not_use_what_is_stored() -> None:
 
     @jax.jit
     def at(x: Any, other: Any) -> tuple[Any, Any, Any]:
-        c = Oracle(problem, {"x": x, "y": y}, data, remember(problem, x, data))
-        there = Oracle(problem, {"x": other, "y": y}, data)
+        c = JaxOracle(problem, {"x": x, "y": y}, data, remember(problem, x, data))
+        there = JaxOracle(problem, {"x": other, "y": y}, data)
         return c.f_x(y, ALL, at=other), there.f_x(y, ALL), c.f_x(y, ALL)
 
     got, expected, here = at(x, other)
@@ -257,6 +259,6 @@ def test_the_mean_of_a_batch_is_weighted_and_zero_without_rows() -> None:
 
 
 def test_parameters_without_a_floating_point_array_are_refused() -> None:
-    problem = Problem({"n": 3}, jnp.zeros(2), lambda x, y, b: 0.0, lambda x, y, b: 0.0)
+    problem = Problem({"n": 3}, jnp.zeros(2), lambda x, y, b: jnp.sum(y), lambda x, y, b: jnp.sum(y))
     with pytest.raises(SettingsError, match="x has no floating-point array"):
         _ = problem.size_x

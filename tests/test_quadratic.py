@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -87,7 +88,8 @@ def test_the_stationary_point_is_one_and_the_minimum(task: QuadraticTask) -> Non
 
 
 def test_what_is_measured_is_the_norm_and_the_gap(task: QuadraticTask) -> None:
-    x, y = task.stationary_point + 0.1, np.ones(Q)
+    x: Any = task.stationary_point + 0.1
+    y: Any = np.ones(Q)
     measured = task.measure(x, y)
     assert measured["hypergradient_norm"] == pytest.approx(np.linalg.norm(task.hypergradient(x)))
     assert measured["lower_gap"] == pytest.approx(np.linalg.norm(y - task.solution(x)))
@@ -214,6 +216,6 @@ def test_a_spec_builds_the_same_problem_with_its_measure() -> None:
     task = quadratic.task(DataSettings(name="generated", clients=3), seed=4)
     assert (task.problem.size_x, task.problem.size_y, task.clients.count) == (P, Q, 3)
     expected = quadratic.make(clients=3, seed=4)
-    assert task.measure(np.zeros(P), np.zeros(Q))["hypergradient_norm"] == pytest.approx(
+    assert task.measure(jnp.zeros(P), jnp.zeros(Q))["hypergradient_norm"] == pytest.approx(
         np.linalg.norm(expected.hypergradient(np.zeros(P)))
     )

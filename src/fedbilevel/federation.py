@@ -142,6 +142,7 @@ class Federation:
             for name, shelf in self._shelves.items()
         }
         call = self.call(Kind.ROUND, step, self.clients, arguments, held)
+        _ = call.before  # raises if a vector is missing, also where nobody takes the differences
         account = self.ledger.steps.setdefault(step.name, Account())
         collection = self._collection(call, account, self._gather(call))
         try:

@@ -44,7 +44,7 @@ def expect(call: Call, problem: BilevelProblem) -> Expected:
         _described(call.arrays),
         tuple((name, np.shape(v[next(iter(v))] if isinstance(v, dict) else v[0])) for name, v in rows.items()),
         tuple(call.constants.items()),
-        tuple(call.samples.items()),
+        tuple((name, _short(descriptor)) for name, descriptor in call.samples.items()),
     )
 
 
@@ -70,7 +70,7 @@ def _expect(
             {name: Struct(shape, dtype) for name, shape, dtype in held},
             {name: Struct(shape, dtype) for name, shape, dtype in arrays},
             {name: Struct(shape, np.float32) for name, shape in rows},
-            {name: draw(_short(d), anywhere, name, 0, 1, 1) for name, d in samples},
+            {name: draw(d, anywhere, name, 0, 1, 1) for name, d in samples},
         )
     except FedBilevelError:
         raise

@@ -1,8 +1,8 @@
 """Local loops of a client: a walk along draws, and the SVRG and SGD steps that most methods are made of.
 
 The value that moves is a vector or any pytree of them. A stream that is as long as the longest client's has steps
-that are not a client's own; there the value stays as it is. Where the value is not an array of JAX, as with an
-oracle of another library, the same walk is an ordinary Python loop.
+that are not a client's own; there the value stays as it is. Where the value is not of arrays of JAX and the draws
+are not traced, as with an oracle of another library, the same walk is an ordinary Python loop.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ PyTree = Any
 
 def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree:
     """Apply `move(value, draw, ...)` along one or several streams, which have the same number of steps."""
-    if not all(isinstance(leaf, Array) for leaf in jax.tree.leaves(start)):
+    if not _of_jax(start, streams):
         return _walked(move, start, streams)
+    start = jax.tree.map(jnp.asarray, start)
 
     def body(value: PyTree, item: tuple[Stream, ...]) -> tuple[PyTree, None]:
         active = item[0].active
@@ -32,6 +33,13 @@ def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree
         return jax.tree.map(lambda new, old: jnp.where(active, new, old), moved, value), None
 
     return lax.scan(body, start, streams)[0]
+
+
+def _of_jax(value: PyTree, streams: tuple[Stream, ...]) -> bool:
+    """Whether a walk is JAX's: its value is, or its draws are, and then the value may have plain numbers too."""
+    return all(isinstance(leaf, Array) for leaf in jax.tree.leaves(value)) or any(
+        isinstance(leaf, Array) for leaf in jax.tree.leaves(streams)
+    )
 
 
 def _walked(move: Callable[..., PyTree], value: PyTree, streams: tuple[Stream, ...]) -> PyTree:
@@ -52,7 +60,7 @@ def svrg(
     On full batches ∇(a; b) is the same at every step and is computed once; on others the two gradients are one
     batched computation, as a small step costs its number of operations and not their size.
     """
-    if not all(isinstance(leaf, Array) for leaf in jax.tree.leaves(anchor)):
+    if not _of_jax(anchor, (stream,)):
 
         def plain(v: PyTree, b: Draw) -> PyTree:
             return jax.tree.map(
