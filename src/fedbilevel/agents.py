@@ -52,7 +52,7 @@ class Agents:
             why = misfit(call, replies, expected) if replies.clients else None
             reasons = dict.fromkeys(replies.clients, why) if why else not_finite(replies)
             if reasons := {**replies.refused, **reasons}:
-                raise complaint(call, len(rows), len(call.clients), reasons)
+                raise complaint(call, len(call.clients) - len(reasons), len(call.clients), reasons)
             rows.append(replies.reply)
         account.seconds += time.perf_counter() - start
         ledger.local += 1

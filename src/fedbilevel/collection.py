@@ -17,7 +17,7 @@ from .errors import Diverged, TooFewReplies
 from .ledger import Account, Event, Exclusion, Ledger
 from .policies import Policies
 from .rng import Kind
-from .steps import Form
+from .steps import Form, PerClient
 
 Weighting = Literal["uniform", "samples"]
 NAMED = 3  # clients whose reasons an error spells out
@@ -68,7 +68,7 @@ class Collection:
         account, ledger = self.account, self.ledger
         account.bytes_down += len(call.clients) * payload(call.arrays)
         account.bytes_down += sum(len(h.missing) * payload(h.value) for h in call.held.values())
-        account.bytes_down += sum(payload(each.values[c]) for each in call.rows.values() for c in call.clients)
+        account.bytes_down += sum(_row_bytes(each, c) for each in call.rows.values() for c in call.clients)
         for replies in self.engine.replies(call):
             account.wire_up += replies.wire[0]
             account.wire_down += replies.wire[1]
@@ -117,6 +117,12 @@ class Collection:
         if self.weighting == "uniform":
             return np.ones(len(clients), np.float32)
         return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
+
+
+def _row_bytes(rows: PerClient, client: int) -> int:
+    """The payload of a client's own row, which is sent as float32; a number is none."""
+    row = np.asarray(rows.values[client])
+    return 4 * row.size if row.ndim else 0
 
 
 def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
