@@ -59,7 +59,7 @@ class Loop:
             held = call.held["x"]
             if client not in self._memories or self._memories[client][0] != held.version:
                 self._memories = {c: m for c, m in self._memories.items() if m[0] == held.version}
-                x = held.value if self.problem.traceable else np.asarray(held.value)
+                x: Any = held.value if self.problem.traceable else np.asarray(held.value)
                 self._memories[client] = held.version, self._remember(x, data)
             memory = self._memories[client][1]
         if call.program not in self._programs:
