@@ -1,4 +1,4 @@
-"""An engine whose clients answer whatever a test wants, and a step for it that is never run."""
+"""An engine whose clients answer whatever a test wants, and a step for it that only tells the shapes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedbilevel.data import ClientSize
-from fedbilevel.engines import Call, Replies
+from fedbilevel.engines import Call, Capabilities, Replies
 from fedbilevel.oracle import Oracle
 from fedbilevel.problem import Problem
-from fedbilevel.steps import X, Y, client_step
+from fedbilevel.steps import Draw, Next, X, Y, client_step
 
 
 class Reply(NamedTuple):
-    y: Y
-    h: X | None
+    y: Next[Y]
+    h: X
 
 
 @client_step
-def answer(c: Oracle, **arguments: Any) -> Reply:
-    """Never run."""
-    raise AssertionError
+def answer(c: Oracle, y: Array) -> Reply:
+    """Run abstractly only, to tell the shapes; the engine below answers in its place."""
+    everything = Draw(None, None)
+    return Reply(c.g_y(y, everything), c.f_x(y, everything))
+
+
+def no_loss(x: Any, y: Any, batch: Any) -> Array:
+    return jnp.zeros(())
 
 
 class FakeEngine:
     """x and y have p and q components, client i has 2i+1 lower rows and answers by `replies`; calls are kept."""
 
+    capabilities = Capabilities()
+
     def __init__(self, count: int, p: int, q: int, replies: Callable[[Call], Iterable[Replies]]) -> None:
-        self.problem = Problem(np.zeros(p, "f4"), np.zeros(q, "f4"), lambda x, y, b: 0.0, lambda x, y, b: 0.0)
+        self.problem = Problem(np.zeros(p, "f4"), np.zeros(q, "f4"), no_loss, no_loss)
         self.clients: Any = SimpleNamespace(count=count, size=lambda c: ClientSize(2 * c + 1, 1))
         self.calls: list[Call] = []
         self._replies = replies
@@ -38,3 +47,5 @@ class FakeEngine:
     def replies(self, call: Call) -> Iterator[Replies]:
         self.calls.append(call)
         yield from self._replies(call)
+
+    def close(self) -> None: ...
