@@ -17,8 +17,7 @@ from rich.table import Table
 
 from fedbilevel import load_spec, run
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.engines import ChaosSettings
-from fedbilevel.ledger import counted
+from fedbilevel.layers import ChaosSettings
 
 FAULTS = ChaosSettings(drop=0.3, nan=0.05, shape=0.05, late=0.05)
 DATA: dict[str, Any] = {
@@ -64,10 +63,19 @@ def main() -> None:
         for name in arguments.algorithms:
             clean, faulty = compare(name, arguments.iterations, Path(place))
             a, b = (s["accuracy"]["mean_last_100"] for s in (clean, faulty))
-            injected = told(counted(faulty["injected"], "reason"))
-            noticed = told(in_kinds(counted(faulty["rejected"], "reason")))
+            injected = told(by_reason(faulty["injected"]))
+            noticed = told(in_kinds(by_reason(faulty["rejected"])))
             table.add_row(name, f"{a:.2%}", f"{b:.2%}", f"{100 * (b - a):+.2f}", injected, noticed)
     Console(width=150).print(table)
+
+
+def by_reason(nested: dict[str, dict[str, dict[str, int]]]) -> dict[str, int]:
+    """The counts of a summary, which are by step, by client and by reason, added up by reason."""
+    found: Counter[str] = Counter()
+    for clients in nested.values():
+        for counts in clients.values():
+            found.update(counts)
+    return dict(found)
 
 
 def in_kinds(counts: dict[str, int]) -> dict[str, int]:

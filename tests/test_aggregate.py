@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from jax import Array
 from scipy import optimize, stats
 
-from fedbilevel import AggITD, Federation, SettingsError, Simulation, load_spec
-from fedbilevel.aggregate import RULES, CentredClipping, GeometricMedian, Median, NormBound, Rows, TrimmedMean
-from fedbilevel.engines import Call, Replies
+from fakes import Reply, answer
+from fedbilevel import AggITD, Federation, SettingsError, Simulation, UnknownName, gather_by, load_spec
+from fedbilevel.aggregate import (
+    AGGREGATORS,
+    CentredClipping,
+    GeometricMedian,
+    Mean,
+    Median,
+    NormBound,
+    Rows,
+    Rule,
+    TrimmedMean,
+    WeightedMean,
+)
+from fedbilevel.algorithms.aggitd import Gradients
+from fedbilevel.engines import Call, Fault, Reason, Replies, make_call
 from fedbilevel.oracle import Oracle
 from fedbilevel.problem import Task
-from fedbilevel.steps import X, Y, client_step
+from fedbilevel.rng import Address, Kind
+from fedbilevel.spec import parse
+from fedbilevel.steps import Draw, Sample, Step, Y, client_step
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(9, 5)).astype(np.float32) * 10.0 ** np.arange(-2, 3, dtype=np.float32)
 SIZES = np.asarray([3, 1, 4, 1, 5, 9, 2, 6, 5], float)
 ONES = np.ones(9)
 QUICK = settings(max_examples=30)
+ROBUST = sorted(name for name in AGGREGATORS if name != "mean")
 
 
 def repeated(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -95,9 +114,9 @@ def test_the_norm_bound_follows_its_formula(radius: float | None) -> None:
         np.testing.assert_allclose(NormBound()(ROWS, ONES), uniform, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", AGGREGATORS)
 def test_a_weight_counts_as_so_many_equal_replies(name: str) -> None:
-    rule, many = RULES[name](), repeated(ROWS, SIZES)
+    rule, many = AGGREGATORS[name](), repeated(ROWS, SIZES)
     np.testing.assert_allclose(rule(ROWS, SIZES), rule(many, np.ones(len(many))), rtol=2e-3, atol=1e-4)
 
 
@@ -108,19 +127,19 @@ replies_of = arrays(np.float32, st.tuples(st.integers(2, 9), st.integers(1, 4)),
 
 
 @QUICK
-@given(replies_of, st.sampled_from(sorted(RULES)), st.randoms(use_true_random=False))
+@given(replies_of, st.sampled_from(sorted(AGGREGATORS)), st.randoms(use_true_random=False))
 def test_the_order_of_the_replies_does_not_matter(rows: np.ndarray, name: str, random: Any) -> None:
     order = list(range(len(rows)))
     random.shuffle(order)
     weights = np.arange(1.0, len(rows) + 1)
-    one, other = RULES[name]()(rows, weights), RULES[name]()(rows[order], weights[order])
+    one, other = AGGREGATORS[name]()(rows, weights), AGGREGATORS[name]()(rows[order], weights[order])
     np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * (1 + np.abs(rows).max()))
 
 
 @QUICK
-@given(arrays(np.float32, 4, elements=numbers), st.integers(1, 9), st.sampled_from(sorted(RULES)))
+@given(arrays(np.float32, 4, elements=numbers), st.integers(1, 9), st.sampled_from(sorted(AGGREGATORS)))
 def test_replies_that_agree_are_the_result(reply: np.ndarray, count: int, name: str) -> None:
-    got = RULES[name]()(np.tile(reply, (count, 1)), np.arange(1.0, count + 1))
+    got = AGGREGATORS[name]()(np.tile(reply, (count, 1)), np.arange(1.0, count + 1))
     np.testing.assert_allclose(got, reply, rtol=1e-5, atol=1e-4)
 
 
@@ -136,17 +155,17 @@ def test_a_minority_of_liars_cannot_move_the_result_far(
 ) -> None:
     """Honest replies lie in the unit cube; whatever fewer than half of the replies say, the result is near it."""
     rows = np.concatenate([honest, np.full((liars, 3), lie, np.float32)])
-    rule = TrimmedMean(share=0.47) if name == "trimmed-mean" else RULES[name]()
+    rule = TrimmedMean(share=0.47) if name == "trimmed-mean" else AGGREGATORS[name]()
     bound = {"median": 1.0, "trimmed-mean": 1.0}.get(name, 60.0)
     assert np.abs(rule(rows, np.ones(len(rows)))).max() <= bound + 1e-4
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", AGGREGATORS)
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e30])
 def test_replies_as_small_or_large_as_numbers_are_make_no_trouble(name: str, size: float) -> None:
     """Warnings are errors here: no division by zero, no overflow on the way to a result that is a number."""
     rows = np.asarray([[0, 0], [1, 0], [0, 1], [0, 0], [1, 1]], np.float32) * np.float32(size)
-    got = RULES[name]()(rows, np.ones(5))
+    got = AGGREGATORS[name]()(rows, np.ones(5))
     assert np.isfinite(got).all() and np.abs(got).max() <= 1.01 * size
 
 
@@ -159,47 +178,70 @@ def test_the_mean_is_moved_by_one_liar_and_the_norm_bound_only_so_far() -> None:
 # ------------------------------------------------------------------------------------------------- in a federation
 
 
-class Reply(NamedTuple):
-    y: Y
-    h: X | None
+def column(values: list[float]) -> Array:
+    return jnp.asarray(values, jnp.float32)[:, None]
 
 
-@client_step
-def answer(c: Oracle, y: Any) -> Reply:
-    """Never run."""
-    raise AssertionError
+def stacked(clients: list[int], y: list[float], h: list[float]) -> Replies:
+    return Replies(clients=tuple(clients), reply=Reply(column(y), column(h)))
 
 
-def stacked(clients: list[int], y: list[float], h: list[float] | None = None) -> Replies:
-    def column(values: list[float] | None) -> Any:
-        return None if values is None else np.asarray(values, np.float32)[:, None]
-
-    return Replies(tuple(clients), Reply(column(y), column(h)))
+def called(step: Step[Any, Any], **arguments: Any) -> Call:
+    return make_call(step, Address(0, Kind.ROUND, 0), (0, 1), arguments)
 
 
 def test_rules_see_the_difference_to_the_vector_that_a_field_is_the_next_value_of() -> None:
-    """y was sent, so y_i - y is bounded; h was not, so h_i is."""
-    call = Call(answer, (0, "round", 0), (0, 1), arrays={"y": np.asarray([100.0], np.float32)})
+    """y is annotated as the next value, so y_i - y is bounded; h is not, so h_i is."""
+    call = called(answer, y=np.asarray([100.0], np.float32))
     assert list(call.before) == ["y"]
-    rows = Rows(NormBound(radius=1.0), call.before)
+    rows = gather_by(NormBound(radius=1.0))(call)
     rows.add(stacked([0, 1], [100.5, 110.0], [5.0, 0.5]), np.ones(2))
     np.testing.assert_allclose(rows.value.y, [100 + (0.5 + 1.0) / 2])
     np.testing.assert_allclose(rows.value.h, [(1.0 + 0.5) / 2])
 
 
-def test_a_number_of_the_name_of_a_field_is_not_its_vector() -> None:
-    call = Call(answer, (0, "round", 0), (0,), arrays={"y": np.float32(3.0)})
+class Direction(NamedTuple):
+    y: Y
+
+
+@client_step
+def direction(c: Oracle, y: Array, zeta: Draw) -> Direction:
+    """Replies with a direction that has the name of the vector sent."""
+    return Direction(c.g_y(y, zeta))
+
+
+def test_a_field_of_the_name_of_a_vector_sent_is_no_next_value_unless_it_says_so() -> None:
+    call = called(direction, y=np.asarray([100.0], np.float32), zeta=Sample("lower"))
     assert call.before == {}
+    rows = gather_by(NormBound(radius=1.0))(call)
+    rows.add(Replies(clients=(0, 1), reply=Direction(column([0.5, 10.0]))), np.ones(2))
+    np.testing.assert_allclose(rows.value.y, [(0.5 + 1.0) / 2])
 
 
-def test_chunks_are_kept_and_a_reply_that_is_not_finite_is_left_out() -> None:
+def test_chunks_are_kept_and_a_reply_that_is_not_finite_is_not_used() -> None:
     rows = Rows(Median(), {})
-    assert rows.fields is None
-    assert rows.add(stacked([4, 7], [1.0, 2.0]), np.ones(2)) == {}
-    assert rows.add(stacked([8, 9], [np.nan, 30.0]), np.ones(2)) == {8: "y is not finite"}
-    assert (rows.count, rows.fields) == (3, ["y"])
+    assert rows.count == 0
+    assert rows.add(stacked([4, 7], [1.0, 2.0], [0.0, 0.0]), np.ones(2)) == {}
+    wild = rows.add(stacked([8, 9], [np.nan, 30.0], [0.0, 6.0]), np.ones(2))
+    assert wild == {8: Reason(Fault.NOT_FINITE, "y is not finite", "y")}
+    assert rows.count == 3
     np.testing.assert_array_equal(rows.value.y, [2.0])
-    assert rows.value.h is None
+    np.testing.assert_array_equal(rows.value.h, [0.0])
+
+
+def test_a_field_that_the_step_does_not_return_stays_none() -> None:
+    """AggITD's first rounds carry no z."""
+    for gathered in (Rows(Median(), {}), Mean()):
+        gathered.add(Replies(clients=(0, 1), reply=Gradients(column([1.0, 3.0]), None)), ONES[:2])
+        np.testing.assert_array_equal(gathered.value.q, [2.0])
+        assert gathered.value.z is None
+
+
+def test_the_mean_is_added_up_and_every_other_rule_keeps_the_rows() -> None:
+    call = called(answer, y=np.zeros(1, np.float32))
+    assert isinstance(gather_by(None)(call), Mean) and isinstance(gather_by(WeightedMean())(call), Mean)
+    for name in ROBUST:
+        assert isinstance(gather_by(AGGREGATORS[name]())(call), Rows)
 
 
 class Swapped:
@@ -207,6 +249,7 @@ class Swapped:
 
     def __init__(self, engine: Simulation, constant: float) -> None:
         self.problem, self.clients, self._engine, self._constant = engine.problem, engine.clients, engine, constant
+        self.capabilities = engine.capabilities
 
     def replies(self, call: Call) -> Iterator[Replies]:
         for chunk in self._engine.replies(call):
@@ -214,7 +257,9 @@ class Swapped:
             for field in changed:
                 if field is not None and self.clients.count - 1 in chunk.clients:
                     field[chunk.clients.index(self.clients.count - 1)] = self._constant
-            yield Replies(chunk.clients, type(chunk.reply)(*changed), chunk.failures)
+            yield dataclasses.replace(chunk, reply=type(chunk.reply)(*changed))
+
+    def close(self) -> None: ...
 
 
 ALGORITHM = AggITD(N=1, alpha=0.1, beta=0.05, lam=0.3, participation=20, lower_epochs=1, upper_steps=2)
@@ -225,12 +270,12 @@ def engine(digits: Task) -> Simulation:
     return Simulation(digits.problem, digits.clients, devices=1)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ROBUST)
 def test_every_channel_of_an_algorithm_goes_through_the_rule(name: str, engine: Simulation) -> None:
     """One client of twenty answers 1e20 everywhere: x and y stay near the run without it; with the mean not."""
     start = ALGORITHM.init(engine.problem)
     clean = ALGORITHM.step(Federation(engine), start)
-    held = ALGORITHM.step(Federation(Swapped(engine, 1e20), aggregator=RULES[name]()), start)
+    held = ALGORITHM.step(Federation(Swapped(engine, 1e20), gather=gather_by(AGGREGATORS[name]())), start)
     for good, got, first in zip(clean, held, start, strict=True):
         moved = float(np.linalg.norm(np.asarray(good - first)))
         assert float(np.linalg.norm(np.asarray(got - good))) < 2 * moved
@@ -242,30 +287,38 @@ def test_every_channel_of_an_algorithm_goes_through_the_rule(name: str, engine: 
 # -------------------------------------------------------------------------------------------------------- the spec
 
 
-@pytest.mark.parametrize("name", RULES)
+EXPECTED: dict[str, tuple[dict[str, Any], Rule]] = {
+    "median": ({}, Median()),
+    "trimmed-mean": ({"share": 0.1}, TrimmedMean(share=0.1)),
+    "geometric-median": ({"tolerance": 0.5, "iterations": 7}, GeometricMedian(tolerance=0.5, iterations=7)),
+    "centred-clipping": ({"radius": 2.0, "iterations": 7}, CentredClipping(radius=2.0, iterations=7)),
+    "norm-bound": ({"radius": 2.0}, NormBound(radius=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
 def test_a_spec_names_the_rule_and_gives_its_parameters(name: str) -> None:
-    sets = {"trim": 0.1, "radius": 2.0, "rule_iterations": 7, "tolerance": 0.5, "aggregator": name}
-    rule = load_spec("demo", {f"federation.{key}": value for key, value in sets.items()}).federation.rule()
-    plain = load_spec("demo", {"federation.aggregator": name}).federation.rule()
-    assert type(rule) is type(plain) is RULES[name]
-    expected = {
-        "median": Median(),
-        "trimmed-mean": TrimmedMean(share=0.1),
-        "geometric-median": GeometricMedian(tolerance=0.5, iterations=7),
-        "centred-clipping": CentredClipping(radius=2.0, iterations=7),
-        "norm-bound": NormBound(radius=2.0),
-    }
-    assert rule == expected[name] and plain == RULES[name]()
+    parameters, expected = EXPECTED[name]
+    table = load_spec("demo", {"federation.aggregator": {"name": name, **parameters}})
+    dotted = {f"federation.aggregator.{key}": value for key, value in {"name": name, **parameters}.items()}
+    assert table.federation.rule == load_spec("demo", dotted).federation.rule == expected
+    assert load_spec("demo", {"federation.aggregator": name}).federation.rule == AGGREGATORS[name]()
+    assert table.to_mapping()["federation"]["aggregator"]["name"] == name
+    assert parse(table.to_mapping()) == table
+
+
+def test_a_parameter_that_another_rule_has_is_refused_with_the_name_of_the_rule() -> None:
+    with pytest.raises(SettingsError, match=r"federation\.aggregator\.share is not a setting"):
+        load_spec("demo", {"federation.aggregator": {"name": "norm-bound", "share": 0.1}})
+    with pytest.raises(SettingsError, match=r"federation\.aggregator\.share = 0.5 is wrong"):
+        load_spec("demo", {"federation.aggregator": {"name": "trimmed-mean", "share": 0.5}})
+    with pytest.raises(UnknownName, match=r"federation.aggregator.name = 'medan'.*median"):
+        load_spec("demo", {"federation.aggregator": "medan"})
 
 
 def test_the_mean_is_the_default_and_has_no_rule() -> None:
     for sets in ({}, {"federation.aggregator": "mean"}):
-        assert load_spec("demo", sets).federation.rule() is None
-
-
-def test_specs_from_before_there_were_rules_keep_their_digest() -> None:
-    assert load_spec("demo").digest == "080134c7ecc9409f"
-    assert load_spec("paper").digest == "c4955a6dd82d159b"
+        assert load_spec("demo", sets).federation.rule is None
 
 
 def test_an_algorithm_without_a_server_refuses_a_rule() -> None:

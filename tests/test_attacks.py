@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fakes import FakeEngine, Reply, answer
 from fedbilevel import Federation, SettingsError, load_spec
 from fedbilevel.data import DataSettings, clients_from
-from fedbilevel.engines import Attack, AttackSettings, Call, Replies
-from fedbilevel.engines.attacks import FlippedLabels, attackers, hidden_scale
+from fedbilevel.engines import Call, Replies, make_call
+from fedbilevel.layers import Attack, AttackSettings, FlippedLabels
+from fedbilevel.layers.attack import attackers, hidden_scale
+from fedbilevel.rng import Address, Kind
 
 COUNT, SHARE = 10, 0.3
 SENT = np.asarray([100.0, 100.0], np.float32)  # y before the round
@@ -24,10 +27,14 @@ def honest(call: Call) -> Iterator[Replies]:
     for start in range(0, len(call.clients), 4):
         own = call.clients[start : start + 4]
         u = np.asarray(own, np.float32)[:, None] + 1
-        yield Replies(own, Reply(SENT + np.repeat(u, 2, axis=1), u))
+        yield Replies(clients=own, reply=Reply(jnp.asarray(SENT + np.repeat(u, 2, axis=1)), jnp.asarray(u)))
 
 
-CALL = Call(answer, (0, "round", 0), tuple(range(COUNT)), arrays={"y": SENT})
+def asked(clients: Sequence[int] = range(COUNT), kind: Kind = Kind.ROUND) -> Call:
+    return make_call(answer, Address(0, kind, 0), clients, {"y": SENT})
+
+
+CALL = asked()
 U = np.arange(1.0, COUNT + 1)
 LIARS = sorted(attackers(COUNT, SHARE, 0))
 OTHERS = [c for c in range(COUNT) if c not in LIARS]
@@ -70,9 +77,7 @@ def test_attackers_send_what_the_attack_says_and_the_others_what_they_computed(k
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_probes_are_answered_honestly(kind: Any) -> None:
-    np.testing.assert_array_equal(
-        sent(kind, call=Call(answer, (0, "probe", 0), CALL.clients, arrays={"y": SENT})), U
-    )
+    np.testing.assert_array_equal(sent(kind, call=asked(kind=Kind.PROBE)), U)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("sign-flip", -1.0), ("scaled", 10.0)])
@@ -86,7 +91,7 @@ def test_with_the_message_as_target_the_vector_itself_is_twisted(kind: Any, fact
 
 
 def test_a_cohort_of_liars_takes_one_another_for_honest() -> None:
-    call = Call(answer, (0, "round", 0), tuple(LIARS), arrays={"y": SENT})
+    call = asked(LIARS)
     np.testing.assert_allclose(sent("ipm", 1.0, call), np.full(len(LIARS), -U[LIARS].mean()), rtol=1e-5)
 
 
@@ -113,25 +118,27 @@ def test_a_spec_builds_the_attack_and_nothing_without_a_kind() -> None:
     small = {"data.name": "digits", "data.clients": 10, "federation.engine": "loop", "attack.share": 0.3}
     spec = load_spec("demo", small | {"attack.kind": "sign-flip", "attack.scale": 2.0})
     task = spec.task()
-    engine = spec.engine(task)
+    plain = spec.federation.build(task.problem, spec.clients(task))
+    engine = spec.attack.wrap(plain, spec.seed)
     assert isinstance(engine, Attack) and engine.attackers == attackers(10, 0.3, spec.seed)
-    assert not isinstance(load_spec("demo", small).engine(task), Attack)
-    flipped = load_spec("demo", small | {"attack.kind": "label-flip"}).engine(task)
-    assert isinstance(flipped.clients, FlippedLabels)
+    assert load_spec("demo", small).attack.wrap(plain, spec.seed) is plain
+    flips = load_spec("demo", small | {"attack.kind": "label-flip"})
+    flipped = flips.clients(task)
+    assert isinstance(flipped, FlippedLabels) and flips.attack.wrap(plain, spec.seed) is plain
     _, clients = DataSettings(name="digits", clients=10).load(0)
-    liar = min(flipped.clients.attackers)
-    np.testing.assert_array_equal(flipped.clients.load(liar).lower.targets, 9 - clients.load(liar).lower.targets)
+    liar = min(flipped.attackers)
+    np.testing.assert_array_equal(flipped.load(liar).lower.targets, 9 - clients.load(liar).lower.targets)
 
 
 def test_an_attack_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"attack.kind = 'label-flip' is wrong: the problem has no labels"):
         spec = load_spec("demo", {"problem.name": "quadratic", "attack.kind": "label-flip"})
-        spec.engine(spec.task())
+        spec.clients(spec.task())
     with pytest.raises(SettingsError, match=r"attack.kind = 'ipm' is wrong: .* no server"):
         load_spec("demo", {"algorithm.name": "gossip", "attack.kind": "ipm"})
     with pytest.raises(SettingsError, match=r"attack.share = 1.5 is wrong"):
         load_spec("demo", {"attack.share": 1.5})
-    assert AttackSettings().kind is None
+    assert AttackSettings() == AttackSettings(kind=None, share=0.2, scale=None, target="update")
 
 
 def test_the_federation_takes_lies_for_replies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,26 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms.local import Lower, LowerGradient, lower_gradient, lower_steps
 from fedbilevel.data import ClientData, Part
-from fedbilevel.engines.base import Call, Held
+from fedbilevel.engines import Call, ClientStates, Held
 from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.federate import load_site
-from fedbilevel.federate.ownnoise import KEY, SPENT, OwnNoise, SitePrivacy
 from fedbilevel.federate.sitefile import write_rows
+from fedbilevel.layers import OwnNoise, SitePrivacy
+from fedbilevel.layers.ownnoise import KEY, SPENT
+from fedbilevel.privacy import ClientUploads, local_epsilon
 from fedbilevel.problems import QuadraticTask
+from fedbilevel.rng import Address, Kind
 
 SIGMA, CLIP = 3.0, 0.5
 QUIET = 1e-9
 X, Y = np.ones(10, np.float32), np.ones(8, np.float32)
 
 
-def call(place: int = 0, y: np.ndarray = Y, kind: str = "round", step: Any = lower_gradient) -> Call:
+def call(place: int = 0, y: np.ndarray = Y, kind: Kind = Kind.ROUND, step: Any = lower_gradient) -> Call:
     held = {name: Held(0, jnp.asarray(value), ()) for name, value in (("x", X), ("y", y))}
-    return Call(step, (3, kind, place), (0,), held=held, samples={"zeta": fb.Sample("lower")})
+    samples = {"zeta": fb.Sample("lower")}
+    return Call(step=step, address=Address(3, kind, place), clients=(0,), held=held, samples=samples)
 
 
 def engine(task: QuadraticTask, folder: Path, client: int = 0, **settings: Any) -> OwnNoise:
@@ -102,11 +107,11 @@ def test_where_anything_differs_the_noise_is_another_one(quadratic: QuadraticTas
 
 def test_probes_are_not_answered(quadratic: QuadraticTask, tmp_path: Path) -> None:
     with pytest.raises(fb.StepError, match="this site has \\[privacy\\] and answers no probe"):
-        sent(engine(quadratic, tmp_path), call(kind="probe"))
+        sent(engine(quadratic, tmp_path), call(kind=Kind.PROBE))
 
 
 def test_beyond_its_limit_a_site_uploads_nothing(quadratic: QuadraticTask, tmp_path: Path) -> None:
-    bound = 1.001 * fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 2}, 1)
+    bound = 1.001 * local_epsilon(2, SIGMA, 1e-5)
     own = engine(quadratic, tmp_path, limit=bound)
     kept = [sent(own, call(place)).tolist() for place in range(2)]
     for attempt in (own, engine(quadratic, tmp_path, limit=bound)):
@@ -136,15 +141,23 @@ def federation(
     for i, noise in enumerate(noises):
         own = folder / str(i)
         own.mkdir(parents=True)
-        privacy = None if noise is None else SitePrivacy(noise=noise, clip=CLIP)
-        wrap = (lambda e, p=privacy, f=own: OwnNoise(e, p, f)) if privacy else (lambda e: e)
-        sites[str(i)] = Site(task.problem, task.clients.data[i], noise=noise, wrap=wrap)
+
+        def make(problem: Any, clients: Any, states: ClientStates, noise: float | None, own: Path) -> fb.Engine:
+            loop = fb.Loop(problem, clients, states=states)
+            return loop if noise is None else OwnNoise(loop, SitePrivacy(noise=noise, clip=CLIP), own)
+
+        made = partial(make, noise=noise, own=own)
+        sites[str(i)] = Site(task.problem, task.clients.data[i], noise=noise, engine=made)
 
     def deliver(requests: Any, timeout: float, /) -> Delivery:
         return Delivery({name: sites[name].answer(request) for name, request in requests.items()}, {})
 
-    privacy = fb.Privacy(mode="local", noise=asked, clip=CLIP) if asked else None
-    return fb.Federation(Flare(task.problem, list(sites), deliver, noise=asked), seed=3, privacy=privacy)
+    flare = Flare(task.problem, list(sites), deliver, noise=asked)
+    if asked is None:
+        return fb.Federation(flare, seed=3)
+    privacy = fb.Privacy(mode="local", noise=asked, clip=CLIP)
+    assert fb.stacked(flare, privacy=privacy) is flare, "the sites add the noise, and nobody else"
+    return fb.Federation(flare, seed=3, accountant=fb.Accountant(privacy))
 
 
 def ask(fed: fb.Federation) -> np.ndarray:
@@ -157,8 +170,9 @@ def test_the_server_adds_no_noise_of_its_own_and_books_epsilon(quadratic: Quadra
     fed = federation(quadratic, tmp_path / "noisy", [SIGMA] * 3, SIGMA)
     noise = np.concatenate([ask(fed) - quiet for _ in range(200)])
     assert noise.std() == pytest.approx(SIGMA * CLIP / np.sqrt(3), rel=0.08)
-    assert fed.ledger.releases == {"0": 200, "1": 200, "2": 200}
-    assert fed.epsilon == fb.Privacy(mode="local", noise=SIGMA).epsilon({"0": 200}, 3)
+    assert fed.ledger.releases == {ClientUploads(i): 200 for i in range(3)}
+    spent = fb.Accountant(fb.Privacy(mode="local", noise=SIGMA)).epsilon(fed.ledger.releases, 3)
+    assert spent == local_epsilon(200, SIGMA, 1e-5)
 
 
 def test_a_site_that_adds_less_than_the_run_promises_takes_no_part(

@@ -6,21 +6,37 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fakes import FakeEngine, Reply, answer
-from fedbilevel import AggITD, Federation, LFedNest, SettingsError, Simulation, load_spec, run
-from fedbilevel.aggregate import Median
-from fedbilevel.engines import Call, Replies
-from fedbilevel.federation import Ledger
-from fedbilevel.privacy import ORDERS, Privacy, epsilon_of
+from fedbilevel import (
+    Accountant,
+    AggITD,
+    Federation,
+    Ledger,
+    LFedNest,
+    Policies,
+    Privacy,
+    SettingsError,
+    Simulation,
+    load_spec,
+    run,
+    stacked,
+)
+from fedbilevel.aggregate import Median, gather_by
+from fedbilevel.engines import Call, Engine, Fault, Reason, Replies, make_call
+from fedbilevel.ledger import Event
+from fedbilevel.privacy import ClientUploads, CohortUploads, NoisySum, Release, epsilon_of
+from fedbilevel.privacy.accounting import ORDERS
 from fedbilevel.problem import Task
+from fedbilevel.rng import Address, Kind
 from fedbilevel.spec import parse
 
 QUIET = 1e-12  # a noise that is none, to see the clipping alone
@@ -35,13 +51,20 @@ def clients(norms: list[float]) -> FakeEngine:
     def replies(call: Call) -> Iterator[Replies]:
         for client in call.clients:
             u = np.full((1, SENT.size), norms[client] / math.sqrt(SENT.size), np.float32)
-            yield Replies((client,), Reply(SENT + u, u))
+            yield Replies(clients=(client,), reply=Reply(jnp.asarray(SENT + u), jnp.asarray(u)))
 
     return FakeEngine(len(norms), SENT.size, SENT.size, replies)
 
 
+def private(engine: Engine, privacy: Privacy, **more: Any) -> Federation:
+    """A federation under privacy, of the parts that a run makes it of."""
+    gather = (lambda call: NoisySum(privacy, call)) if privacy.mode == "central" else None
+    parts: dict[str, Any] = {"gather": gather, "policies": Policies().under_privacy(), **more}
+    return Federation(stacked(engine, privacy=privacy), accountant=Accountant(privacy), **parts)
+
+
 def contributions(engine: FakeEngine, **privacy: Any) -> tuple[np.ndarray, np.ndarray]:
-    fed = Federation(engine, privacy=Privacy(**privacy))
+    fed = private(engine, Privacy(**privacy))
     y, h = fed.round(answer, y=SENT)
     return np.asarray(y) - SENT, np.asarray(h)
 
@@ -58,7 +81,8 @@ def test_contributions_are_clipped_by_norm_and_averaged_over_those_asked(mode: A
 
 def test_each_field_may_have_a_bound_of_its_own() -> None:
     y, h = contributions(clients([30.0]), mode="central", clip={"y": 2.0, "h": 0.25}, noise=QUIET)
-    assert (np.linalg.norm(y), np.linalg.norm(h)) == (pytest.approx(2, rel=1e-3), pytest.approx(0.25, rel=1e-3))
+    assert np.linalg.norm(y) == pytest.approx(2, rel=1e-3)
+    assert np.linalg.norm(h) == pytest.approx(0.25, rel=1e-3)
     with pytest.raises(SettingsError, match=r"privacy.clip = \{'y': 2.0\} is wrong: clients upload h too"):
         contributions(clients([30.0]), mode="central", clip={"y": 2.0}, noise=QUIET)
 
@@ -89,7 +113,7 @@ def test_noise_is_drawn_at_an_address(mode: Any) -> None:
     """The same for the same seed and round; another for every round, field and seed."""
 
     def rounds(seed: int) -> list[np.ndarray]:
-        fed = Federation(clients([0.0, 0.0]), seed=seed, privacy=Privacy(mode=mode))
+        fed = private(clients([0.0, 0.0]), Privacy(mode=mode), seed=seed)
         replies = [fed.round(answer, y=SENT) for _ in range(2)]
         return [np.asarray(field) - offset for r in replies for field, offset in ((r.y, SENT), (r.h, 0.0))]
 
@@ -101,44 +125,49 @@ def test_noise_is_drawn_at_an_address(mode: Any) -> None:
     assert np.abs(close).max() < 0.1
 
 
-FORMS = {
-    "h has type float64 instead of float32": lambda reply: reply._replace(h=reply.h.astype(np.float64)),
-    "h has shape (3,) instead of (4000,)": lambda reply: reply._replace(h=reply.h[:, :3]),
-    "y has shape (3,) instead of (4000,)": lambda reply: reply._replace(y=reply.y[:, :3]),
-    "fields [] instead of ['h', 'y']": lambda reply: None,
-    "late": lambda reply: "late",
+FORMS: dict[str, tuple[Fault, Callable[[Any], Any]]] = {
+    "h has type float64 instead of float32": (Fault.MISFIT, lambda r: r._replace(h=np.asarray(r.h, np.float64))),
+    "h has shape (3,) instead of (4000,)": (Fault.MISFIT, lambda r: r._replace(h=r.h[:, :3])),
+    "y has shape (3,) instead of (4000,)": (Fault.MISFIT, lambda r: r._replace(y=r.y[:, :3])),
+    "values for ['y'] instead of ['h', 'y']": (Fault.MISFIT, lambda r: r._replace(h=None)),
+    "fields [] instead of ['h', 'y']": (Fault.MISFIT, lambda r: None),
+    "out of memory": (Fault.FAILED, lambda r: None),
 }
 
 
+@pytest.mark.parametrize("mode", ["central", "local"])
 @pytest.mark.parametrize("why", FORMS)
-def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str) -> None:
-    engine = clients([1.0, 1.0, 1.0])
-    honest = engine.replies
+def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str, mode: Any) -> None:
+    fault, wrong = FORMS[why]
+    honest = clients([1.0, 1.0, 1.0])
 
-    def replies(call: Call) -> Any:
-        for chunk in honest(call):
+    def replies(call: Call) -> Iterator[Replies]:
+        for chunk in honest.replies(call):
             if chunk.clients != (1,):
                 yield chunk
+            elif fault is Fault.FAILED:
+                yield Replies(refused={1: Reason(fault, why)})
             else:
-                wrong = FORMS[why](chunk.reply)
-                yield Replies((), None, {1: wrong}) if wrong == "late" else Replies((1,), wrong)
+                yield Replies(clients=(1,), reply=wrong(chunk.reply))
 
-    engine.replies = replies  # type: ignore[method-assign]
-    fed = Federation(engine, privacy=Privacy(mode="local", noise=QUIET))
-    assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(1.0, rel=1e-3)
-    assert fed.ledger.rejected == {f"client 1: answer: {why}": 1}
+    engine = FakeEngine(3, SENT.size, SENT.size, replies)
+    fed = private(engine, Privacy(mode=mode, noise=QUIET))
+    answered = 3 if mode == "central" else 2  # central: the sum over those asked; local: the mean of what came
+    assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(2 / answered, rel=1e-3)
+    assert fed.ledger.rejected == {Event(1, "answer", why): 1}
 
 
 def test_gossip_refuses_privacy_and_aggregators() -> None:
-    for more in (dict(privacy=Privacy(mode="central")), dict(aggregator=Median())):
-        with pytest.raises(SettingsError, match="mix: gossip has no server"):
-            Federation(clients([0.0, 0.0]), **more).exchange("mix", np.eye(2), y=np.ones((2, 3), np.float32))
+    refused = {"privacy.mode": "central", "federation.aggregator": "median"}
+    for field, value in refused.items():
+        with pytest.raises(SettingsError, match=f"{field} = '{value}' is wrong: the algorithm has no server"):
+            load_spec("demo", {"algorithm.name": "gossip", field: value})
 
 
 def test_each_client_has_noise_of_its_own_in_local_privacy() -> None:
-    fed = Federation(clients([0.0, 0.0]), privacy=Privacy(mode="local"))
-    call = Call(answer, (0, "round", 0), (0, 1), arrays={"y": SENT})
-    first, second = (np.asarray(chunk.reply.h[0]) for chunk in fed.engine.replies(call))
+    engine = stacked(clients([0.0, 0.0]), privacy=Privacy(mode="local"))
+    call = make_call(answer, Address(0, Kind.ROUND, 0), (0, 1), {"y": SENT})
+    first, second = (np.asarray(chunk.reply.h[0]) for chunk in engine.replies(call))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
@@ -182,37 +211,42 @@ def rdp_epsilon(rdp: Any, delta: float = 1e-5) -> float:
     return min(max(0.0, rdp(a) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)) for a in ORDERS)
 
 
+def central(noise: float, releases: dict[Release, int], clients: int, delta: float = 1e-5) -> float:
+    return Accountant(Privacy(mode="central", noise=noise, delta=delta)).epsilon(releases, clients)
+
+
 def test_without_sampling_epsilon_is_that_of_one_gaussian_mechanism() -> None:
     """Ten clients of ten, four times, with 3 vectors: 12 uploads of multiplier σ/2, and r = 12 a / (2 (σ/2)²)."""
-    private = Privacy(mode="central", noise=40.0)
+    accountant = Accountant(Privacy(mode="central", noise=40.0))
     expected = rdp_epsilon(lambda a: 12 * a / (2 * 20.0**2))
-    assert private.epsilon({"10:3": 4}, 10) == pytest.approx(expected, rel=1e-6)
-    assert private.epsilon({"10:12": 1}, 10) == pytest.approx(expected, rel=1e-6)
+    assert accountant.epsilon({CohortUploads(10, 3): 4}, 10) == pytest.approx(expected, rel=1e-6)
+    assert accountant.epsilon({CohortUploads(10, 12): 1}, 10) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_uploads_of_one_cohort_are_one_mechanism_under_one_sample() -> None:
     """k vectors of a cohort are charged as one vector with noise smaller by √k, not as k cohorts."""
-    together = Privacy(mode="central", noise=6.0).epsilon({"10:9": 20}, 100)
-    one = Privacy(mode="central", noise=2.0).epsilon({"10:1": 20}, 100)
-    apart = Privacy(mode="central", noise=6.0).epsilon({"10:1": 180}, 100)
+    together = central(6.0, {CohortUploads(10, 9): 20}, 100)
+    one = central(2.0, {CohortUploads(10, 1): 20}, 100)
+    apart = central(6.0, {CohortUploads(10, 1): 180}, 100)
     assert together == pytest.approx(one, rel=1e-9)
     assert together > 1.2 * apart
 
 
 def test_a_smaller_cohort_amplifies_and_more_noise_costs_less() -> None:
     def epsilon(cohort: int, noise: float, count: int = 10) -> float:
-        return Privacy(mode="central", noise=noise).epsilon({f"{cohort}:5": count}, 1000)
+        return central(noise, {CohortUploads(cohort, 5): count}, 1000)
 
     assert epsilon(10, 10) < epsilon(100, 10) < epsilon(1000, 10)
     assert epsilon(100, 20) < epsilon(100, 10) < epsilon(100, 10, 20)
-    assert Privacy(mode="central").epsilon({}, 100) == 0.0
-    assert epsilon(100, 10) < Privacy(mode="central", noise=10.0, delta=1e-7).epsilon({"100:5": 10}, 1000)
+    assert central(1.0, {}, 100) == 0.0
+    assert epsilon(100, 10) < central(10.0, {CohortUploads(100, 5): 10}, 1000, delta=1e-7)
 
 
 def test_local_privacy_is_charged_for_the_client_that_sent_most_and_is_not_amplified() -> None:
-    private = Privacy(mode="local", noise=20.0)
+    accountant = Accountant(Privacy(mode="local", noise=20.0))
     expected = rdp_epsilon(lambda a: 12 * a / (2 * 10.0**2))
-    assert private.epsilon({"3": 5, "8": 12}, 1000) == pytest.approx(expected, rel=1e-6)
+    releases: dict[Release, int] = {ClientUploads(3): 5, ClientUploads(8): 12}
+    assert accountant.epsilon(releases, 1000) == pytest.approx(expected, rel=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------- what is booked
@@ -225,18 +259,20 @@ def test_what_an_outer_iteration_uploads_is_booked_by_cohort_or_by_client(mode: 
         N=1, alpha=0.1, beta=0.05, lam=0.3, participation=5, lower_epochs=1, upper_steps=2, batch_u=8, batch_xi=4
     )
     engine = Simulation(digits.problem, digits.clients, devices=1)
-    fed = Federation(engine, privacy=Privacy(mode=mode, noise=5.0, clip=1.0))
+    privacy = Privacy(mode=mode, noise=5.0, clip=1.0)
+    fed, accountant = private(engine, privacy), Accountant(privacy)
     state, drawn, spent = algorithm.init(digits.problem), [], [0.0]
     for _ in range(3):
         drawn.append(int(fed.rng("Q").integers(2)))
         state = algorithm.step(fed, state)
-        assert fed.epsilon is not None and fed.epsilon > spent[-1]
-        spent.append(fed.epsilon)
+        spent.append(accountant.epsilon(fed.ledger.releases, digits.clients.count))
+        assert spent[-1] > spent[-2]
     assert fed.ledger.rounds == 15
     vectors = [6 - Q for Q in drawn]
     if mode == "central":
-        assert fed.ledger.releases == Counter(f"5:{k}" for k in vectors)
+        assert fed.ledger.releases == Counter(CohortUploads(5, k) for k in vectors)
     else:
+        assert all(isinstance(release, ClientUploads) for release in fed.ledger.releases)
         assert sum(fed.ledger.releases.values()) == 5 * sum(vectors)
         assert fed.ledger.bytes_up > 0
     again = Ledger.from_mapping(json.loads(json.dumps(fed.ledger.to_mapping())))
@@ -244,18 +280,20 @@ def test_what_an_outer_iteration_uploads_is_booked_by_cohort_or_by_client(mode: 
 
 
 def test_another_cohort_is_another_sample() -> None:
-    fed = Federation(clients([0.0] * 10), privacy=Privacy(mode="central"))
+    fed = private(clients([0.0] * 10), Privacy(mode="central"))
     for rounds in (1, 3):
         cohort = fed.cohort(4)
         for _ in range(rounds):
             cohort.round(answer, y=SENT)
-    assert fed.ledger.releases == {"4:2": 1, "4:6": 1}
+    assert fed.ledger.releases == {CohortUploads(4, 2): 1, CohortUploads(4, 6): 1}
 
 
-def test_without_privacy_nothing_is_booked() -> None:
-    fed = Federation(clients([1.0, 2.0]), privacy=Privacy(noise=3.0))
-    fed.round(answer, y=SENT)
-    assert fed.privacy is None and fed.epsilon is None and "releases" not in fed.ledger.to_mapping()
+def test_without_a_mode_nothing_is_clipped_or_booked(tmp_path: Path) -> None:
+    engine = clients([1.0, 2.0])
+    assert stacked(engine, privacy=Privacy(noise=3.0)) is engine
+    small = {"problem.name": "quadratic", "data.clients": 4, "algorithm.participation": 2, "privacy.noise": 3.0}
+    result = run(load_spec("demo", small | {"stop.rounds": 5}), tmp_path / "run")
+    assert "privacy" not in result.summary and all("epsilon" not in record for record in result.history)
 
 
 # -------------------------------------------------------------------------------------------------- specs and runs
@@ -285,14 +323,16 @@ def test_settings_that_the_noise_is_not_made_for_are_refused(sets: dict[str, Any
 
 
 def test_local_privacy_leaves_the_server_its_aggregator() -> None:
-    fed = Federation(clients([1.0, 1.0, 900.0]), aggregator=Median(), privacy=Privacy(mode="local", noise=QUIET))
+    fed = private(
+        clients([1.0, 1.0, 900.0]), Privacy(mode="local", noise=QUIET, clip=3.0), gather=gather_by(Median())
+    )
     assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_missing_accountant_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(SettingsError, match=r"pip install 'fedbilevel\[privacy\]'"):
-        Federation(clients([1.0]), privacy=Privacy(mode="central"))
+        Accountant(Privacy(mode="central"))
 
 
 def test_a_private_run_records_epsilon_probes_no_client_and_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -317,8 +357,7 @@ def test_a_private_run_records_epsilon_probes_no_client_and_resumes_bit_for_bit(
     spent = [record["epsilon"] for record in whole.history]
     assert spent == sorted(spent) and spent[0] == 0.0
     assert all(record["upper_loss"] is None for record in whole.history) and not whole.summary["probes"]
-    uploads = 3  # of LFedNest with SVRG: q, y, x
-    expected = Privacy(mode="central", noise=8.0).epsilon({f"5:{uploads}": 3}, 20)
+    expected = central(8.0, {CohortUploads(5, 3): 3}, 20)  # LFedNest with SVRG uploads q, y and x
     assert isinstance(load_spec("demo", sets).algorithm, LFedNest)
     assert whole.summary["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-5)
-    assert whole.summary["privacy"]["uploads"] == {f"5:{uploads}": 3}
+    assert whole.summary["privacy"]["uploads"] == [{"cohort": 5, "vectors": 3, "cohorts": 3}]

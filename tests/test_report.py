@@ -41,7 +41,7 @@ def test_the_curve_of_every_kind_of_history_is_a_picture_that_is_not_empty(kind:
     draw_curve(curve(kind), path, "a title")
     assert path.read_bytes().startswith(PNG)
     with Image.open(path) as picture:
-        colours = picture.convert("RGB").getcolors(1 << 20)
+        colours: Any = picture.convert("RGB").getcolors(1 << 20)
     assert colours is not None
     ink = sum(count for count, (red, _, blue) in colours if blue > red + 40)
     assert ink > 100  # the curve itself, in its blue

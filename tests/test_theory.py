@@ -73,7 +73,7 @@ def test_every_constant_is_what_fractions_give(simple: Theory) -> None:
     bracket += eta * L_yx * D_h2 * abar2**2 / 2
     c3 = 25 * M_f / L_y * bracket * bbar**2 / 2
     c3_used = 25 * M_f / L_y * bracket * 2 * F(1, 16) ** 2 / alpha**2
-    expected = dict(
+    expected: dict[str, Any] = dict(
         kappa_g=2, L_y=L_y, L_yx=L_yx, M_f=M_f, L_f_prime=L_fp, eta=eta, alpha_1N=a1N, alpha_2N=a2N, alpha_3N=a3N,
         sigma_h2=sigma_h2, D_h2=D_h2, alpha_bar_1=abar1, alpha_bar_2=abar2, alpha_bar_3=abar3, beta_bar=bbar,
         alpha_k=alpha, beta_low=F(1, 20), beta_high=F(1, 12), beta_k=F(1, 16), b_1=b1, b_2=b2, b_3=b3,

@@ -6,7 +6,8 @@ value of (y_i - y, x_i - x). It is clipped, clip(u, C) = u min(1, C / ||u||), an
     central    1/|S| (Σ_i clip(u_i, C) + σ C ξ)        the server is trusted, and adds noise to the sum
     local      1/|S| Σ_i (clip(u_i, C) + σ C ξ_i)      nobody is trusted: a reply has its noise when it leaves
 
-with ξ standard normal. |S| is how many were asked, not how many answered; who does not answer contributes nothing.
+with ξ standard normal. In central mode |S| is how many clients were asked, not how many answered, and a client
+that does not answer contributes nothing. In local mode, where the server sees who answered, |S| is how many did.
 
 What is protected: all data of one client. Two federations are neighbours if they differ in the data of one client
 (replace-one), so the sum moves by at most 2C and one upload is a Gaussian mechanism of multiplier σ/2.

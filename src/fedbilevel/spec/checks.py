@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ..aggregate import AGGREGATORS
 from ..algorithms import Algorithm, Checked
 from ..errors import SettingsError
 from ..layers import AttackSettings
 from ..privacy import Privacy
+from ..settings import named
 from .sections import FederationSettings, StopSettings
 
 
@@ -40,7 +42,7 @@ def check_parts(
 def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:
     """Clients that mix with their neighbours have nobody who could put replies together in another way."""
     for field, value in {
-        "federation.aggregator": federation.rule and type(federation.rule).__name__,
+        "federation.aggregator": federation.rule and named(AGGREGATORS, federation.rule)["name"],
         "attack.kind": None if attack.kind == "label-flip" else attack.kind,
         "privacy.mode": privacy.mode,
     }.items():
