@@ -186,7 +186,7 @@ class ClientStates:
             return dated.digest
         assert dated.state is not None
         arrays = {
-            f"{name}/{i}": np.ascontiguousarray(leaf)
+            f"{name}/{i}": np.asarray(leaf, order="C")  # `ascontiguousarray` would make a number a vector
             for name, leaves in dated.state.items()
             for i, leaf in enumerate(leaves)
         }
