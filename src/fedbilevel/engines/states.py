@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from ..errors import CheckpointError, StorageError
@@ -190,7 +191,7 @@ class ClientStates:
             for name, leaves in dated.state.items()
             for i, leaf in enumerate(leaves)
         }
-        content = safetensors.numpy.save(arrays)
+        content = safetensors.numpy.save(arrays, {"sha256": _sha256(arrays)})
         file = self._file(client, dated.clock)
         temporary = file.with_suffix(".tmp")
         try:
@@ -218,7 +219,11 @@ class ClientStates:
             content = file.read_bytes()
             if dated.digest is not None and hashlib.sha256(content).hexdigest() != dated.digest:
                 raise ValueError("its SHA-256 differs from what the checkpoint says")
-            arrays = safetensors.numpy.load(content)
+            with safetensors.safe_open(file, framework="numpy") as opened:
+                written = (opened.metadata() or {}).get("sha256")
+                arrays = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            if written != _sha256(arrays):
+                raise ValueError("its arrays are not as they were written")
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise CheckpointError(
                 f"the state of client {client} in {file} cannot be read ({error}); put it back, "
@@ -251,6 +256,16 @@ class ClientStates:
 
 def _on_host(leaves: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(leaf) for leaf in leaves)
+
+
+def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
+    """The digest of arrays with their names, types and shapes, by which a file can be checked by itself."""
+    made = hashlib.sha256()
+    for key in sorted(arrays):
+        array = arrays[key]
+        made.update(f"{key} {array.dtype} {array.shape}".encode())
+        made.update(array.tobytes())
+    return made.hexdigest()
 
 
 def _nbytes(state: State) -> int:
