@@ -54,7 +54,7 @@ def work(out: str, steps: str) -> None:
         result = fb.run(spec, out, resume=True)
     ledger = {k: v for k, v in result.summary.items() if k in ("ledger", "probes", "rejected", "rounds")}
     refusals = []
-    for change, again in (("federation.devices", 1), ("stop.iterations", 9)):
+    for change, again in (("federation.engine.devices", 1), ("stop.iterations", 9)):
         try:
             fb.run(fb.load_spec(None, SETTINGS | {"stop.iterations": 1, change: again}), out)
         except fb.FedBilevelError as error:
@@ -129,6 +129,7 @@ def apart(one: Any, other: Any) -> float:
 # ------------------------------------------------------------------------------------------------ two processes
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
     assert alone["devices"] == [2, 2] and [p["devices"] for p in together] == [[1, 2], [1, 2]]
     for name in ("x", "y"):
@@ -142,6 +143,7 @@ def test_two_processes_give_what_one_gives(alone: dict[str, Any], together: list
         np.testing.assert_allclose([ours[k] for k in numbers], [theirs[k] for k in numbers], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_every_process_books_the_same_rounds_and_bytes(
     alone: dict[str, Any], together: list[dict[str, Any]]
 ) -> None:
@@ -151,6 +153,7 @@ def test_every_process_books_the_same_rounds_and_bytes(
     assert histories[0] == histories[1]
 
 
+@pytest.mark.slow
 def test_each_process_loads_the_data_of_its_own_clients(
     alone: dict[str, Any], together: list[dict[str, Any]]
 ) -> None:
@@ -159,6 +162,7 @@ def test_each_process_loads_the_data_of_its_own_clients(
     assert together[1]["loaded"] == [0, 4, 5, 6], "and the first client's, to see how large one is"
 
 
+@pytest.mark.slow
 def test_the_first_process_alone_has_a_run_folder(folders: list[Path], together: list[dict[str, Any]]) -> None:
     _, first, second = folders
     assert not second.exists()
@@ -167,10 +171,12 @@ def test_the_first_process_alone_has_a_run_folder(folders: list[Path], together:
     assert {f.name for f in first.iterdir()} - set(SOMETIMES) == {LOCK, *FILES}
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_refused_by_all(folders: list[Path], together: list[dict[str, Any]]) -> None:
     devices, taken = zip(*(process["refusals"] for process in together), strict=True)
     assert set(devices) == {
-        "SettingsError: federation.devices = 1 is wrong: 2 processes have 2 and use all of them; leave it out"
+        "SettingsError: federation.engine.devices = 1 is wrong: 2 processes have 2 and use all of them; "
+        "leave it out"
     }
     assert taken[0].startswith(f"RunFolderError: --out {folders[1]} holds another run; choose another folder")
     assert taken[1] == taken[0].replace("RunFolderError: ", "RunFolderError: the first process says: ")
