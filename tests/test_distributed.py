@@ -19,6 +19,7 @@ from fedbilevel import processes
 from fedbilevel.cli import runs
 from fedbilevel.problem import Task
 from fedbilevel.record import FILES, LOCK, SOMETIMES
+from own_steps import HeavyBall
 
 SETTINGS = {
     "problem.name": "quadratic",
@@ -52,6 +53,14 @@ def work(out: str, steps: str) -> None:
     for stop in map(int, steps.split(",")):
         spec = fb.load_spec(None, SETTINGS | {"stop.iterations": stop})
         result = fb.run(spec, out, resume=True)
+        kept = fb.train(
+            task.problem,
+            task.clients,
+            HeavyBall(participation=5),
+            stop={"iterations": stop},
+            out=f"{out}-kept",
+            resume=True,
+        )
     ledger = {k: v for k, v in result.summary.items() if k in ("ledger", "probes", "rejected", "rounds")}
     refusals = []
     for change, again in (("federation.engine.devices", 1), ("stop.iterations", 9)):
@@ -61,6 +70,10 @@ def work(out: str, steps: str) -> None:
             refusals.append(f"{type(error).__name__}: {error}")
     seen = {"devices": [jax.local_device_count(), jax.device_count()], "loaded": sorted(loaded)}
     state = {name: np.asarray(getattr(result, name)).tolist() for name in ("x", "y")}
+    state |= {
+        "kept": np.asarray(kept.y).tolist(),
+        "moves": np.linalg.norm(kept.y - task.problem.flat_y.vector).item(),
+    }
     print(json.dumps(seen | state | {"history": result.history, "ledger": ledger, "refusals": refusals}))
 
 
@@ -141,6 +154,16 @@ def test_two_processes_give_what_one_gives(alone: dict[str, Any], together: list
         assert ours.keys() == theirs.keys()
         numbers = [k for k, v in theirs.items() if v is not None and k != "seconds"]
         np.testing.assert_allclose([ours[k] for k in numbers], [theirs[k] for k in numbers], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_clients_keep_is_the_same_in_two_processes_also_after_a_resume(
+    folders: list[Path], alone: dict[str, Any], together: list[dict[str, Any]]
+) -> None:
+    assert apart(together[0]["kept"], alone["kept"]) < 1e-5 and alone["moves"] > 1e-2
+    assert together[0]["kept"] == together[1]["kept"]
+    first, second = (folder.with_name(f"{folder.name}-kept") for folder in folders[1:])
+    assert list((first / "clients").glob("*.safetensors")) and not second.exists()
 
 
 @pytest.mark.slow
