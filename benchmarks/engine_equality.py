@@ -11,6 +11,7 @@ size, sites and the loop differ in the last digits: a site does not pad its rows
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import secrets
@@ -38,7 +39,6 @@ SETTINGS: dict[str, Any] = {
     "algorithm.batch_zeta_local": 50,
     "algorithm.upper_steps": 2,
     "federation.min_replies": 3,
-    "federation.devices": 1,
     "evaluate.clients": 3,
     "stop.rounds": None,
     "stop.iterations": ITERATIONS,
@@ -52,9 +52,9 @@ def spec_of(settings: Mapping[str, Any]) -> fb.Spec:
     return fb.load_spec("demo", {**settings, "evaluate.checkpoint_every": 1})
 
 
-def here(**federation: Any) -> Runner:
-    """A run of this process, on an engine given by its settings."""
-    more = {f"federation.{key}": value for key, value in federation.items()}
+def here(name: str, **engine: Any) -> Runner:
+    """A run of this process, on an engine given by its name and its settings."""
+    more = {"federation.engine": {"name": name, **engine}}
     return lambda settings, out: fb.run(spec_of({**settings, **more}), out)
 
 
@@ -64,14 +64,20 @@ def on_sites(settings: dict[str, Any], out: Path) -> fb.Result:
     return simulate_run(spec_of(settings), out, work=None, say=lambda text: None, **options)
 
 
-IN_PROCESS: dict[str, Runner] = {"simulation": here(), "loop": here(engine="loop")}
-ON_RAY: dict[str, Runner] = {f"ray, {n} actor{'s' * (n > 1)}": here(engine="ray", actors=n) for n in (1, 2, 3)}
+IN_PROCESS: dict[str, Runner] = {"simulation": here("simulation", devices=1), "loop": here("loop")}
+ON_RAY: dict[str, Runner] = {f"ray, {n} actor{'s' * (n > 1)}": here("ray", actors=n, devices=1) for n in (1, 2, 3)}
 ON_FLARE: dict[str, Runner] = {"flare": on_sites}
+
+
+def folder_of(result: fb.Result) -> Path:
+    """The run folder, which every run here has."""
+    assert result.folder is not None
+    return result.folder
 
 
 def vectors(result: fb.Result) -> dict[str, np.ndarray]:
     """The state at the end, as it was saved."""
-    folder = RunFolder(result.folder)
+    folder = RunFolder(folder_of(result))
     saved = folder.checkpoint(fb.load_spec(folder.file("spec.toml")).plan)
     assert saved is not None
     return {name: np.asarray(a) for name, a in saved.arrays.items()}
@@ -153,8 +159,7 @@ def main() -> None:
     stay_on_loopback()
     settings = SETTINGS | {key: parsed(value) for key, _, value in (given.partition("=") for given in options.set)}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    from fedbilevel.engines.ray import ray
-
+    ray: Any = importlib.import_module("fedbilevel.engines.ray").ray  # with the environment that it sets
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)  # runs stay with it
     with tempfile.TemporaryDirectory() as place:
         table = compare(IN_PROCESS | ON_RAY | ON_FLARE, settings, Path(place))

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,21 @@ def audited(local: LoopbackFederation) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-class Killer(threading.Thread):
-    """Kills the victim once in each kind of round, then the server; what was killed is in `killed`."""
+def reached(local: LoopbackFederation, since: float = 0.0) -> int:
+    """The number of the round that the victim was asked for last, or of the next one if it was a probe."""
+    asked = [a["round"] for a in audited(local) if a["time"] > since]
+    return int(asked[-1].split()[1]) if asked else 0
 
-    def __init__(self, local: LoopbackFederation, submitted: Any) -> None:
+
+class Killer(threading.Thread):
+    """Kills the victim once in each kind of round, then the server; what was killed is in `killed`.
+
+    after   the round before which it waits
+    """
+
+    def __init__(self, local: LoopbackFederation, submitted: Any, kinds: Sequence[str], after: int) -> None:
         super().__init__(daemon=True)
+        self._kinds, self._after, self._begun = kinds, after, time.time()
         self._local, self._place, self._submitted = local, local.site_file(VICTIM).parent, submitted
         self._over = threading.Event()
         self.killed: dict[str, tuple[int, float]] = {}  # in which round, and when
@@ -90,21 +100,23 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         held = self._place / "held"
-        for kind in KINDS:
+        if not self._until(lambda: reached(self._local, self._begun) >= self._after):
+            return
+        for kind in self._kinds:
             (self._place / "hold").write_text(kind)
             if not self._until(held.exists):
                 return
             caught = json.loads(held.read_text())
             held.unlink()
             os.kill(caught["pid"], signal.SIGKILL)
-            self.killed[kind] = caught["round"][1], time.time()
+            self.killed[kind] = caught["round"], time.time()
             if not self._until(lambda kind=kind: self.lost(kind) is not None):  # type: ignore[misc]
                 return
-        last = audited(self._local)[-1]["round"][1]
-        if self._until(lambda: audited(self._local)[-1]["round"][1] > last + 5):  # an iteration later
+        last = reached(self._local)
+        if self._until(lambda: reached(self._local) > last + 5):  # an iteration later
             self._submitted.patience = DOWN
             self._local.kill(SERVER)
-            self.killed["server"] = audited(self._local)[-1]["round"][1], time.time()
+            self.killed["server"] = reached(self._local), time.time()
 
     def _until(self, happened: Callable[[], bool]) -> bool:
         while not happened():
@@ -115,14 +127,17 @@ class Killer(threading.Thread):
     def lost(self, what: str) -> float | None:
         """The seconds from a kill until the victim began the same round again; None as long as it did not."""
         number, killed = self.killed[what]
-        again = (a["time"] for a in audited(self._local) if a["round"] == ["round", number] and a["time"] > killed)
+        asked = (a["time"] for a in audited(self._local) if a["round"] == f"round {number}")
+        again = (moment for moment in asked if moment > killed)
         return next((time - killed for time in again), None)
 
 
-def killed_run(local: LoopbackFederation, out: Path, settings: dict[str, Any]) -> tuple[fb.Result, Killer]:
-    """A run with all the kills: one command as long as sites are killed, and a second one after the server was."""
-    submitted = submission(local, restarts=len(KINDS))
-    with Killer(local, submitted) as killer:
+def killed_run(
+    local: LoopbackFederation, out: Path, settings: dict[str, Any], kinds: Sequence[str] = KINDS, after: int = 0
+) -> tuple[fb.Result, Killer]:
+    """A run with kills: one command as long as sites are killed, and a second one after the server was."""
+    submitted = submission(local, restarts=len(kinds))
+    with Killer(local, submitted, kinds, after) as killer:
         try:
             submitted.run(spec_of(settings), out, resume=False, overwrite=False)
         except FedBilevelError as error:

@@ -22,7 +22,7 @@ def rounds_of(audit: Path) -> list[tuple[str, float]]:
     """The step and the seconds of each round, from a site's audit: until the next request, also a probe's."""
     asked = [json.loads(line) for line in audit.read_text().splitlines()]
     pairs = itertools.pairwise(asked)
-    return [(a["step"], b["time"] - a["time"]) for a, b in pairs if a["round"][0] == "round"]
+    return [(a["step"], b["time"] - a["time"]) for a, b in pairs if a["round"].startswith("round ")]
 
 
 def summary(out: Path, work: Path) -> dict[str, Any]:

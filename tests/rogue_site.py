@@ -50,4 +50,5 @@ def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem
         return next(ways)(message) if message.header["kind"] == "reply" else pack(message.header, message.vectors)
 
     Site.answer = wrong  # type: ignore[method-assign]
-    return HyperRepresentation(**settings).remote(tuple(shape), classes)
+    height, width, channels = shape
+    return HyperRepresentation(**settings).remote((height, width, channels), classes)

@@ -19,6 +19,7 @@ from fedbilevel import processes
 from fedbilevel.cli import runs
 from fedbilevel.problem import Task
 from fedbilevel.record import FILES, LOCK, SOMETIMES
+from own_steps import HeavyBall
 
 SETTINGS = {
     "problem.name": "quadratic",
@@ -52,15 +53,27 @@ def work(out: str, steps: str) -> None:
     for stop in map(int, steps.split(",")):
         spec = fb.load_spec(None, SETTINGS | {"stop.iterations": stop})
         result = fb.run(spec, out, resume=True)
+        kept = fb.train(
+            task.problem,
+            task.clients,
+            HeavyBall(participation=5),
+            stop={"iterations": stop},
+            out=f"{out}-kept",
+            resume=True,
+        )
     ledger = {k: v for k, v in result.summary.items() if k in ("ledger", "probes", "rejected", "rounds")}
     refusals = []
-    for change, again in (("federation.devices", 1), ("stop.iterations", 9)):
+    for change, again in (("federation.engine.devices", 1), ("stop.iterations", 9)):
         try:
             fb.run(fb.load_spec(None, SETTINGS | {"stop.iterations": 1, change: again}), out)
         except fb.FedBilevelError as error:
             refusals.append(f"{type(error).__name__}: {error}")
     seen = {"devices": [jax.local_device_count(), jax.device_count()], "loaded": sorted(loaded)}
     state = {name: np.asarray(getattr(result, name)).tolist() for name in ("x", "y")}
+    state |= {
+        "kept": np.asarray(kept.y).tolist(),
+        "moves": np.linalg.norm(kept.y - task.problem.flat_y.vector).item(),
+    }
     print(json.dumps(seen | state | {"history": result.history, "ledger": ledger, "refusals": refusals}))
 
 
@@ -129,6 +142,7 @@ def apart(one: Any, other: Any) -> float:
 # ------------------------------------------------------------------------------------------------ two processes
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
     assert alone["devices"] == [2, 2] and [p["devices"] for p in together] == [[1, 2], [1, 2]]
     for name in ("x", "y"):
@@ -142,6 +156,17 @@ def test_two_processes_give_what_one_gives(alone: dict[str, Any], together: list
         np.testing.assert_allclose([ours[k] for k in numbers], [theirs[k] for k in numbers], rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_what_clients_keep_is_the_same_in_two_processes_also_after_a_resume(
+    folders: list[Path], alone: dict[str, Any], together: list[dict[str, Any]]
+) -> None:
+    assert apart(together[0]["kept"], alone["kept"]) < 1e-5 and alone["moves"] > 1e-2
+    assert together[0]["kept"] == together[1]["kept"]
+    first, second = (folder.with_name(f"{folder.name}-kept") for folder in folders[1:])
+    assert list((first / "clients").glob("*.safetensors")) and not second.exists()
+
+
+@pytest.mark.slow
 def test_every_process_books_the_same_rounds_and_bytes(
     alone: dict[str, Any], together: list[dict[str, Any]]
 ) -> None:
@@ -151,6 +176,7 @@ def test_every_process_books_the_same_rounds_and_bytes(
     assert histories[0] == histories[1]
 
 
+@pytest.mark.slow
 def test_each_process_loads_the_data_of_its_own_clients(
     alone: dict[str, Any], together: list[dict[str, Any]]
 ) -> None:
@@ -159,6 +185,7 @@ def test_each_process_loads_the_data_of_its_own_clients(
     assert together[1]["loaded"] == [0, 4, 5, 6], "and the first client's, to see how large one is"
 
 
+@pytest.mark.slow
 def test_the_first_process_alone_has_a_run_folder(folders: list[Path], together: list[dict[str, Any]]) -> None:
     _, first, second = folders
     assert not second.exists()
@@ -167,10 +194,12 @@ def test_the_first_process_alone_has_a_run_folder(folders: list[Path], together:
     assert {f.name for f in first.iterdir()} - set(SOMETIMES) == {LOCK, *FILES}
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_refused_by_all(folders: list[Path], together: list[dict[str, Any]]) -> None:
     devices, taken = zip(*(process["refusals"] for process in together), strict=True)
     assert set(devices) == {
-        "SettingsError: federation.devices = 1 is wrong: 2 processes have 2 and use all of them; leave it out"
+        "SettingsError: federation.engine.devices = 1 is wrong: 2 processes have 2 and use all of them; "
+        "leave it out"
     }
     assert taken[0].startswith(f"RunFolderError: --out {folders[1]} holds another run; choose another folder")
     assert taken[1] == taken[0].replace("RunFolderError: ", "RunFolderError: the first process says: ")

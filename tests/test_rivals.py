@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from fedbilevel.bench.cases import EPOCHS, Case  # noqa: E402
 from fedbilevel.bench.rivals import Plan, Rival, counts, draw_plan, flat_from, state_from  # noqa: E402
 from fedbilevel.bench.rivals_func import func_iterate, torch_func  # noqa: E402
 from fedbilevel.bench.rivals_loop import loop_iterate, torch_loop  # noqa: E402
-from fedbilevel.engines.base import Call, Replies, prepare  # noqa: E402
+from fedbilevel.engines import Call, Replies  # noqa: E402
+from fedbilevel.engines.work import prepare  # noqa: E402
 from fedbilevel.rng import generator  # noqa: E402
 
 # 14 lower rows: the last minibatch of a pass is short.
-SMALL = dict(lower=14, upper=10, cohort=3, registered=5)
+SMALL: Any = dict(lower=14, upper=10, cohort=3, registered=5)
 CASES = [
     Case("mlp-tau5", tau=5, N=1, **SMALL),
     Case("mlp-tau1-N2", tau=1, N=2, **SMALL),
@@ -34,11 +36,15 @@ class Recorder:
     def __init__(self, case: Case) -> None:
         self.problem, self.clients = case.problem, case.clients()
         self._engine = Simulation(self.problem, self.clients)
+        self.capabilities = self._engine.capabilities
         self.calls: list[Call] = []
 
     def replies(self, call: Call) -> Iterator[Replies]:
         self.calls.append(call)
         return self._engine.replies(call)
+
+    def close(self) -> None:
+        self._engine.close()
 
     def plan(self) -> Plan:
         """What the calls drew, as a rival takes it."""

@@ -9,6 +9,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.data import ClientData, Part
+from fedbilevel.engines.flare import pack, unpack
 from fedbilevel.federate import LoadedSite, load_site
 from fedbilevel.federate.sitefile import write_rows
 from fedbilevel.problems import Quadratic, QuadraticTask
@@ -72,6 +73,15 @@ def test_rows_and_problem_come_from_functions_beside_the_toml(tmp_path: Path) ->
     assert (made.problem.size_x, made.problem.size_y) == (7, 2)
 
 
+def test_a_site_keeps_its_states_beside_its_toml_with_a_folder_for_each_run(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.npz", ROWS)
+    site = load(tmp_path, 'npz = "rows.npz"').site()
+    hello = {"kind": "hello", "round": 0, "session": "s", "run": "run7", "sizes": [9, 8]}
+    assert unpack(site.answer(pack(hello, {}))).header["kind"] == "welcome"
+    site._states.write(0, 0, {"v": (np.ones(2, np.float32),)}, settled=0)
+    assert (tmp_path / "states" / "run7" / "0-0.safetensors").exists()
+
+
 def test_rows_that_are_trees_of_arrays_go_through_an_npz(tmp_path: Path, quadratic: QuadraticTask) -> None:
     own = quadratic.clients.load(3)
     write_rows(tmp_path / "rows.npz", own)
@@ -98,7 +108,7 @@ def test_rows_that_are_trees_of_arrays_go_through_an_npz(tmp_path: Path, quadrat
             r"is wrong: it has no rows, or no columns \['z'\]",
         ),
         ('folder = "."', PROBLEM, r"^data.folder = '.' is wrong: there is no array lower.inputs among \[\]"),
-        ('python = "nowhere:load"', PROBLEM, r"^data.python = 'nowhere:load' is wrong: .*write module:function"),
+        ('python = "nowhere:load"', PROBLEM, r"^data.python = 'nowhere:load' is wrong: .*write module:attribute"),
         (
             'npz = "rows.npz"',
             '[problem]\nname = "ridge"',

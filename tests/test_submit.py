@@ -26,6 +26,7 @@ class Server:
     def __init__(self, made: Path, outcomes: list[dict[str, Any] | None], up: list[str]) -> None:
         self.made, self.outcomes, self.up = made, outcomes, up
         self.jobs: list[dict[str, Any]] = []
+        self.runs: list[str] = []
         self.said: list[str] = []
 
     def session(self, patience: float = 0.0) -> Server:
@@ -38,6 +39,7 @@ class Server:
 
     def submit_job(self, folder: str) -> str:
         self.jobs.append(json.loads((Path(folder) / "meta.json").read_text())["deploy_map"])
+        self.runs.append(json.loads((Path(folder) / "app_server" / "custom" / "order.json").read_text())["run"])
         return f"job {len(self.jobs)}"
 
     def do_app_command(self, job: str, topic: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,9 @@ class Server:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run as the server of a real job would leave it."""
-    return fb.run(SPEC, tmp_path_factory.mktemp("made") / "run").folder
+    folder = fb.run(SPEC, tmp_path_factory.mktemp("made") / "run").folder
+    assert folder is not None
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +127,20 @@ def test_with_fewer_sites_than_a_round_needs_nothing_is_submitted(made: Path, tm
     assert server.jobs == []
 
 
+def test_all_jobs_of_a_run_have_its_name_and_no_other_run_has_it(made: Path, tmp_path: Path) -> None:
+    """By the name a site finds what it kept for the run."""
+    server = Server(made, [LOST, LOST, None, None], ["a", "b", "c"])
+    with pytest.raises(fb.FedBilevelError, match="--restarts allows 1"):
+        go(server, tmp_path / "run", restarts=1)
+    submission(server).run(SPEC, tmp_path / "run", resume=True, overwrite=False)
+    go(server, tmp_path / "other")
+    first, *again, other = server.runs
+    assert again == [first, first] and other != first and first.isalnum()
+
+
 def test_a_run_is_not_resumed_with_other_sites(made: Path, tmp_path: Path) -> None:
     go(Server(made, [None], ["a", "b", "c"]), tmp_path / "run")
+    server: Any = Server(made, [], [])
+    other = Submission(server, ["a"])
     with pytest.raises(fb.SettingsError, match=r"holds a run of the sites \['a', 'b', 'c'\], not \['a'\]"):
-        Submission(Server(made, [], []), ["a"]).run(SPEC, tmp_path / "run", resume=True, overwrite=False)
+        other.run(SPEC, tmp_path / "run", resume=True, overwrite=False)

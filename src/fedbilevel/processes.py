@@ -48,6 +48,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def are_several() -> bool:
+    """Whether there are other processes than this one."""
+    return jax.process_count() > 1
+
+
 def from_first(make: Callable[[], T]) -> T:
     """What `make` gives on the first process, on every process: a JSON value. If it raises there, all raise."""
     if jax.process_count() == 1:

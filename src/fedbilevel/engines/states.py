@@ -13,6 +13,7 @@ store writes every state to its file at once, and finds the files again when it 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from ..errors import CheckpointError, StorageError
@@ -136,6 +138,19 @@ class ClientStates:
             self._clients[int(client)] = [_Dated(int(clock), None, digest)]
         self._saved.append(named)  # the checkpoint is still there, and so its files stay
 
+    def packed(self) -> dict[str, str]:
+        """The files of the states by name, in Base64: for another process, which cannot read them."""
+        return {
+            self._file(client, each.clock).name: base64.b64encode(self._content(client, each)).decode()
+            for client, dated in self._clients.items()
+            for each in dated
+        }
+
+    def unpack(self, files: Mapping[str, str]) -> None:
+        """Write files that another process has packed, as if they had always been here."""
+        for name, content in files.items():
+            (self._where() / name).write_bytes(base64.b64decode(content))
+
     def clear(self) -> None:
         """Forget everything; files of a temporary folder go too."""
         self._clients.clear()
@@ -186,11 +201,11 @@ class ClientStates:
             return dated.digest
         assert dated.state is not None
         arrays = {
-            f"{name}/{i}": np.ascontiguousarray(leaf)
+            f"{name}/{i}": np.asarray(leaf, order="C")  # `ascontiguousarray` would make a number a vector
             for name, leaves in dated.state.items()
             for i, leaf in enumerate(leaves)
         }
-        content = safetensors.numpy.save(arrays)
+        content = safetensors.numpy.save(arrays, {"sha256": _sha256(arrays)})
         file = self._file(client, dated.clock)
         temporary = file.with_suffix(".tmp")
         try:
@@ -212,18 +227,28 @@ class ClientStates:
         dated.digest = hashlib.sha256(content).hexdigest()
         return dated.digest
 
-    def _load(self, client: int, dated: _Dated) -> State:
+    def _content(self, client: int, dated: _Dated) -> bytes:
+        """The bytes of a file, which have to be those that were written."""
         file = self._file(client, dated.clock)
         try:
             content = file.read_bytes()
             if dated.digest is not None and hashlib.sha256(content).hexdigest() != dated.digest:
                 raise ValueError("its SHA-256 differs from what the checkpoint says")
-            arrays = safetensors.numpy.load(content)
+        except (OSError, ValueError) as error:
+            raise _unreadable(client, file, error) from None
+        return content
+
+    def _load(self, client: int, dated: _Dated) -> State:
+        file = self._file(client, dated.clock)
+        self._content(client, dated)
+        try:
+            with safetensors.safe_open(file, framework="numpy") as opened:
+                written = (opened.metadata() or {}).get("sha256")
+                arrays = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            if written != _sha256(arrays):
+                raise ValueError("its arrays are not as they were written")
         except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise CheckpointError(
-                f"the state of client {client} in {file} cannot be read ({error}); put it back, "
-                "or start the run again"
-            ) from None
+            raise _unreadable(client, file, error) from None
         state: dict[str, list[Any]] = {}
         for key in sorted(arrays, key=lambda k: (k.rpartition("/")[0], int(k.rpartition("/")[2]))):
             state.setdefault(key.rpartition("/")[0], []).append(arrays[key])
@@ -249,8 +274,24 @@ class ClientStates:
             self._clients.setdefault(client, []).append(dated)
 
 
+def _unreadable(client: int, file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the state of client {client} in {file} cannot be read ({error}); put it back, or start the run again"
+    )
+
+
 def _on_host(leaves: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(leaf) for leaf in leaves)
+
+
+def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
+    """The digest of arrays with their names, types and shapes, by which a file can be checked by itself."""
+    made = hashlib.sha256()
+    for key in sorted(arrays):
+        array = arrays[key]
+        made.update(f"{key} {array.dtype} {array.shape}".encode())
+        made.update(array.tobytes())
+    return made.hexdigest()
 
 
 def _nbytes(state: State) -> int:

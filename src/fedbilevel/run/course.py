@@ -6,12 +6,13 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import processes, rng
 from ..algorithms import Algorithm
 from ..divergence import Restart, check_losses, smaller, suspect
-from ..engines import Engine
+from ..engines import ClientStates, Engine
 from ..errors import Diverged
 from ..federation import Federation
 from ..ledger import Ledger
@@ -91,8 +92,7 @@ class Course:
             self.algorithm = smaller(self.algorithm, each.setting, each.after)
         self.state = processes.arrays_from_first(self.state)
         if self._states is not None and self.folder is not None:
-            self._states.place(self.folder.path / CLIENTS)
-            self._states.load(processes.from_first(lambda: kept))
+            self._open_states(self._states, self.folder.path / CLIENTS, kept)
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
@@ -101,6 +101,19 @@ class Course:
         if not records:
             self._evaluate()
         self._good = self._here()
+
+    def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
+        """Go on from what clients kept. Of several processes the first has the files and sends them on.
+
+        The others have a temporary folder of their own, as the run folder is the first one's alone.
+        """
+        if processes.is_first():
+            states.place(folder)
+        states.load(processes.from_first(lambda: kept))
+        if processes.are_several():
+            files = processes.from_first(states.packed)
+            if not processes.is_first():
+                states.unpack(files)
 
     def advance(self, observers: Sequence[Observer]) -> None:
         """Outer iterations until the budget is spent, or an observer ends the run."""
