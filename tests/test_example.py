@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedbilevel_momentum import MomentumSOBA
 
 import fedbilevel as fb
 from fedbilevel.federate import LoopbackFederation, simulated_sites
-from fedbilevel_momentum import MomentumSOBA
 from loopback import can_unshare, loopback_only
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "momentum" / "run.toml"

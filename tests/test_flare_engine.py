@@ -425,8 +425,14 @@ def move(fed: fb.Federation, y: Any = None, rounds: int = 4) -> list[list[float]
     return trail
 
 
-def on_sites(quadratic: QuadraticTask, wires: Wires, run: str = "run", **more: Any) -> fb.Federation:
-    return fb.Federation(Flare(quadratic.problem, SITES, wires, run=run), seed=3, **more)
+def on_sites(
+    quadratic: QuadraticTask,
+    wires: Wires,
+    run: str = "run",
+    safe: Callable[[], int] | None = None,
+    **more: Any,
+) -> fb.Federation:
+    return fb.Federation(Flare(quadratic.problem, SITES, wires, run=run, safe=safe), seed=3, **more)
 
 
 def copied(ledger: Ledger) -> Ledger:
@@ -546,7 +552,23 @@ def test_a_job_that_goes_back_to_a_checkpoint_gets_the_state_from_before_it(
         fed = on_sites(quadratic, wires, ledger=copied(saved))
         assert move(fed, jnp.asarray(expected[2]), rounds=5) == expected[3:] and not fed.ledger.forgotten
     for name in SITES:
-        assert len(list((tmp_path / name / "run").glob("*.safetensors"))) == 3
+        dates = sorted(int(f.stem.partition("-")[2]) for f in (tmp_path / name / "run").glob("*.safetensors"))
+        assert dates == [2, 3, 4, 5, 6, 7], "the one before the checkpoint, and all since"
+
+
+def test_a_server_that_dies_before_its_checkpoint_was_pulled_loses_no_state(
+    quadratic: QuadraticTask, three: ListedClients, tmp_path: Path, expected: list[list[float]]
+) -> None:
+    """The run then goes on from an older checkpoint than the one that the server had settled."""
+    wires = Wires(kept_sites(quadratic, three, tmp_path))
+    fed = on_sites(quadratic, wires, safe=lambda: 2)
+    move(fed, rounds=2)
+    pulled = copied(fed.ledger)
+    for round_ in range(2, 7):
+        fed.settle()  # a checkpoint that nobody pulls
+        move(fed, jnp.asarray(expected[round_ - 1]), rounds=1)
+    again = on_sites(quadratic, wires, ledger=pulled)
+    assert move(again, jnp.asarray(expected[1]), rounds=5) == expected[2:7] and not again.ledger.forgotten
 
 
 def test_two_runs_at_one_site_do_not_mix(

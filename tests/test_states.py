@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.states import CHECKPOINTS, ClientStates, State
+from fedbilevel.engines.states import CHECKPOINTS, MOST, ClientStates, State
 
 ALWAYS = 10**9  # a clock after all others
 
@@ -84,13 +84,23 @@ def test_the_state_of_the_last_checkpoint_survives_any_number_of_later_calls() -
     assert value(states, 0, 12) == 10.0
 
 
-def test_a_client_has_at_most_three_dated_states(tmp_path: Path) -> None:
+def test_a_client_has_at_most_three_dated_states() -> None:
+    states = ClientStates()
+    for clock in range(40):
+        states.write(0, clock, state(clock), settled=clock - clock % 7)
+        assert states.resident <= 3 * 16
+    assert [states.latest(0, clock) for clock in (40, 39, 38, 35, 34)] == [39, 38, 34, 34, None]
+
+
+def test_a_durable_store_has_all_states_since_the_checkpoint_that_it_was_told_of(tmp_path: Path) -> None:
+    """A site does not decide where a run goes on from: any checkpoint since the settled one may be it."""
     states = ClientStates(folder=tmp_path, durable=True)
     for clock in range(40):
         states.write(0, clock, state(clock), settled=clock - clock % 7)
-        assert len(files(tmp_path)) <= 3
-        assert states.resident <= 3 * 16
-    assert files(tmp_path) == {f"0-{clock}.safetensors" for clock in (34, 38, 39)}
+    assert files(tmp_path) == {f"0-{clock}.safetensors" for clock in range(34, 40)}
+    for clock in range(40, 400):
+        states.write(0, clock, state(clock), settled=35)
+    assert len(files(tmp_path)) <= MOST + 1, "also when nothing is settled any more"
 
 
 def test_a_million_registered_clients_cost_nothing() -> None:

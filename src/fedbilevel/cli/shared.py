@@ -15,9 +15,7 @@ from ..errors import SettingsError
 out = Console()
 err = Console(stderr=True)
 
-SpecFile = Annotated[
-    str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; default: the demo.")
-]
+SpecFile = Annotated[str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; default: the demo.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 
 

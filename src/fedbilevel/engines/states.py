@@ -3,7 +3,8 @@
 A client's state is dated by the clock of the call that made it. A call at clock t is given the newest state from
 before t, so that a client who is asked twice in one round starts from the same state both times, and so does a run
 that goes back to a checkpoint. Of each client there are at most three dated states: the one that the last
-checkpoint goes on from, the one before the newest, and the newest.
+checkpoint goes on from, the one before the newest, and the newest. A durable store has all since the last
+checkpoint that it was told of, as it is the store of a site, and sites do not decide where a run goes on from.
 
 Only clients that kept something are here, so a million registered clients cost nothing. Beyond a limit in memory
 the states of those that were asked longest ago go to files. A file is never changed after it was written, so a
@@ -33,6 +34,7 @@ from ..errors import CheckpointError, StorageError
 State = Mapping[str, tuple[Any, ...]]
 MIB = 2**20
 CHECKPOINTS = 3  # as many as a run folder keeps
+MOST = 256  # dated states of a client in a durable store, however long nothing is settled
 
 
 @dataclass
@@ -97,6 +99,9 @@ class ClientStates:
         dated = self._clients.setdefault(client, [])
         safe = next((d for d in reversed(dated) if d.clock < min(settled, clock)), None)
         kept = [d for d in dated if d is safe or d is before]
+        if self._durable:  # where a run goes on from is decided elsewhere: at any checkpoint since the settled one
+            oldest = clock if safe is None else safe.clock
+            kept = [d for d in dated if oldest <= d.clock < clock or d is before][-MOST:]
         for old in dated:
             if not any(old is d for d in kept):
                 self._drop(client, old)

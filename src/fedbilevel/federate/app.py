@@ -70,6 +70,7 @@ class ServerApp:
         self._outcome: dict[str, Any] | None = None
         self._pulled = threading.Event()
         self._end = False  # whether the one who submitted the run wants it to end
+        self._safe = 0  # the clock of the checkpoint that the one who submitted the run has
 
     @collab.main
     def run(self) -> None:
@@ -97,7 +98,13 @@ class ServerApp:
         try:
             task = spec.task()
             self._engine = Flare(
-                task.problem, order["sites"], deliver, timeout=limit, noise=noise, run=order["run"]
+                task.problem,
+                order["sites"],
+                deliver,
+                timeout=limit,
+                noise=noise,
+                run=order["run"],
+                safe=lambda: self._safe,
             )
             run(spec, self._folder, resume=True, observers=[watch], task=task, engine=self._engine)
             self._outcome = {"finished": True}
@@ -116,6 +123,7 @@ class ServerApp:
         if asked.get("farewell"):
             self._pulled.set()
         self._end = self._end or asked.get("end") is True
+        self._safe = max(self._safe, int(asked.get("safe", 0)))
         outcome, have = self._outcome, asked.get("have", {})
         files: dict[str, tuple[int, str]] = {}
         for file in (self._folder / name for name in FILES if name != "history.jsonl"):

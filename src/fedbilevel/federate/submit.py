@@ -21,12 +21,14 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..federation import needed
-from ..record import FEDERATION, FILES, RunFolder, restore_state
+from ..ledger import Ledger
+from ..record import FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
 from .job import NAME, write_job
 
-CARRIED = ("spec.toml", "history.jsonl", "checkpoint.safetensors")
+CHECKPOINT = "checkpoint.safetensors"
+CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT)
 PAUSE = 0.5  # seconds between two looks at a job
 RECENT = 45.0  # seconds since a site's last sign of life within which it counts as up
 
@@ -141,7 +143,7 @@ class Submission:
             self.kit.drop()
             job["reason"] = f"it could not be submitted: {error}"
             return
-        follow = _Follower(folder, observers)
+        follow = _Follower(folder, spec.plan, observers)
         begun = heard = time.monotonic()
         while not job.get("ended"):
             time.sleep(PAUSE)
@@ -218,15 +220,22 @@ class Submission:
 class _Follower:
     """Keeps the run folder on this machine equal to the one at the server."""
 
-    def __init__(self, folder: RunFolder, observers: Sequence[Observer]) -> None:
-        self._folder, self._observers = folder, observers
+    def __init__(self, folder: RunFolder, plan: Plan, observers: Sequence[Observer]) -> None:
+        self._folder, self._plan, self._observers = folder, plan, observers
         self._have: dict[str, int] = {}
         self._history = ""
         self._seen = -1
         self._end = False  # whether an observer has ended the run
+        self._safe = self._clock()
 
     def asked(self) -> dict[str, Any]:
-        return {"have": self._have, "history": len(self._history.encode()), "end": self._end}
+        told = {"end": self._end, "safe": self._safe}
+        return {"have": self._have, "history": len(self._history.encode()), **told}
+
+    def _clock(self) -> int:
+        """The clock of the checkpoint that is on this machine, where the run goes on from whatever happens."""
+        saved = self._folder.checkpoint(self._plan)
+        return 0 if saved is None else Ledger.from_mapping(saved.ledger).clock
 
     def take(self, news: dict[str, Any], job: dict[str, Any]) -> None:
         if news["history"]:
@@ -237,6 +246,8 @@ class _Follower:
                 continue
             self._folder.write(name, base64.b64decode(content))
             self._have[name] = changed
+        if CHECKPOINT in news["files"]:
+            self._safe = self._clock()
         job |= {"pids": news["pids"], "server_pid": news["pid"], "refused": news["refused"]}
         if news["progress"] and news["progress"]["iteration"] != self._seen:
             self._seen = news["progress"]["iteration"]

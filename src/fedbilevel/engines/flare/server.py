@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +61,8 @@ class Flare:
     timeout  seconds that a site has for a step
     noise    the multiplier of local privacy, which every site has to add itself, if there is any
     run      names the run, so that a site finds what it kept for it; a job that goes on with a run has the same
+    safe     tells the clock of the checkpoint that would survive the server, which is where the run would go on
+             from; by default the one that the federation has settled
     """
 
     def __init__(
@@ -72,10 +74,12 @@ class Flare:
         timeout: float = 600.0,
         noise: float | None = None,
         run: str | None = None,
+        safe: Callable[[], int] | None = None,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
         self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
         self._noise, self._run = noise, run or secrets.token_hex(8)
+        self._safe = safe
         self._send, self._timeout = send, timeout
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # who could not be reached in the last call, and why
@@ -164,7 +168,7 @@ class Flare:
             "step": call.step.address,
             "address": [call.address.seed, call.address.kind.value, call.address.place],
             "clock": call.clock,
-            "settled": call.settled,
+            "settled": call.settled if self._safe is None else min(call.settled, self._safe()),
             "kept": call.kept.get(client),
             "client": client,
             "held": {name: held.version for name, held in call.held.items()},
