@@ -110,8 +110,12 @@ def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[st
 
 
 def is_settings(cls: Any) -> bool:
-    """Whether a class was made by `settings`."""
-    return isinstance(cls, type) and "__pydantic_fields__" in vars(cls) and dataclasses.is_dataclass(cls)
+    """Whether a class was made by `settings`, or is derived from such a class and adds no fields."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        return False
+    made = next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
+    between = cls.__mro__[: cls.__mro__.index(made)]
+    return "__pydantic_fields__" in vars(made) and not any(vars(base).get("__annotations__") for base in between)
 
 
 def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
