@@ -109,7 +109,7 @@ WRONG = {
     "unknown partition": ("data.partition=odd", "data.partition = 'odd' is unknown; use one of: dirichlet"),
     "word for a number": ("algorithm.N=three", "algorithm.N = 'three' is wrong: input should be a valid integer"),
     "truth for a number": ("algorithm.N=true", "algorithm.N = True is wrong: input should be a valid integer"),
-    "list for a name": ("algorithm.name=[1]", "algorithm.name = [1] is unknown"),
+    "list for a name": ("algorithm.name=[1]", "algorithm.name = [1] is wrong: use one of: "),
     "list for a number": ("stop.rounds=[1]", "stop.rounds = [1] is wrong"),
     "number for a section": ("algorithm=1", "algorithm = 1 is wrong: it is a section, as in [algorithm]"),
     "no stop limit": ("stop.rounds=none", "stop has no limit; set stop.rounds, stop.iterations"),

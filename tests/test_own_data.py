@@ -185,7 +185,7 @@ def test_a_run_on_data_of_ones_own(tmp_path: Path, attack: str | None) -> None:
 def test_labels_are_flipped_within_the_classes_of_the_function() -> None:
     spec = short(OWN | {"attack.kind": "label-flip", "attack.share": 0.9})
     task = spec.task()
-    flipped = spec.engine(task).clients
+    flipped = spec.clients(task)
     before, after = (
         np.concatenate([clients.load(i).lower.targets for i in range(6)]) for clients in (task.clients, flipped)
     )
