@@ -35,7 +35,9 @@ def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem
         order = folder / "hold"
         if order.exists() and order.read_text() == kind_of(call):
             order.unlink()
-            (folder / "held.tmp").write_text(json.dumps({"pid": os.getpid(), "round": list(call.address[1:])}))
+            (folder / "held.tmp").write_text(
+                json.dumps({"pid": os.getpid(), "round": [call.kind.value, call.address.place]})
+            )
             (folder / "held.tmp").rename(folder / "held")
             time.sleep(600)
         yield from replies(self, call)

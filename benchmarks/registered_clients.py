@@ -34,7 +34,7 @@ def federation(clients: int, changes: dict[str, int]) -> Callable[[], None]:
     """A federation of so many clients, as the function that makes one outer iteration of it."""
     spec = fb.load_spec(None, SETTINGS | {"data.clients": clients} | changes)
     task = spec.task()
-    fed = fb.Federation(spec.federation.build(task), seed=spec.seed)
+    fed = fb.Federation(spec.federation.build(task.problem, spec.clients(task)), seed=spec.seed)
     state = spec.algorithm.init(task.problem, clients)
 
     def iterate() -> None:
