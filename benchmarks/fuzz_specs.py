@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
     "evaluate.clients": 2,
 }
 SMALL = {"algorithm.participation": 3, "algorithm.lower_steps": 2, "algorithm.upper_steps": 1}
-WILD = (
+WILD: tuple[Any, ...] = (
     None,
     True,
     "",

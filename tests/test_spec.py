@@ -21,6 +21,7 @@ from fedbilevel import names as names_room
 from fedbilevel.aggregate import AGGREGATORS, WeightedMean
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.data import DATASETS, GENERATED, KINDS
+from fedbilevel.data.catalogue import Entry
 from fedbilevel.engines.settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
 from fedbilevel.models import mlp
 from fedbilevel.problems import PROBLEMS, representation_problem
@@ -95,6 +96,12 @@ def test_every_field_of_every_section_is_described_set_or_not(name: str) -> None
             assert any(t.endswith(f"# {meanings(cls)[field.name]}") for t in own), (section, field.name)
 
 
+def aggitd(spec: Spec) -> AggITD:
+    """The algorithm of a spec that has FBO-AggITD."""
+    assert isinstance(spec.algorithm, AggITD)
+    return spec.algorithm
+
+
 # Overrides --------------------------------------------------------------------------------------------
 
 
@@ -128,14 +135,14 @@ def test_an_override_as_text_and_as_value_set_the_same_thing(text: str, key: str
 
 def test_a_list_is_given_as_text_or_as_a_sequence() -> None:
     spec = load_spec("paper", ["data.clients=3", "algorithm.upper_steps=[1, 2, 3]"])
-    assert spec.algorithm == dataclasses.replace(load_spec("paper").algorithm, upper_steps=(1, 2, 3))
+    assert spec.algorithm == dataclasses.replace(aggitd(load_spec("paper")), upper_steps=(1, 2, 3))
     assert load_spec("paper", {"data.clients": 3, "algorithm.upper_steps": (1, 2, 3)}) == spec
 
 
 def test_none_takes_a_setting_out() -> None:
     spec = load_spec("paper", ["stop.rounds=none", "stop.iterations=2", "algorithm.upper_steps=None"])
     assert (spec.stop.rounds, spec.stop.iterations) == (None, 2)
-    assert spec.algorithm == dataclasses.replace(load_spec("paper").algorithm, upper_steps=1)
+    assert spec.algorithm == dataclasses.replace(aggitd(load_spec("paper")), upper_steps=1)
     assert load_spec("paper", {"stop.rounds": None, "stop.iterations": 2}).stop == spec.stop
 
 
@@ -148,10 +155,10 @@ def test_another_name_drops_the_keys_of_the_old_one_whatever_the_order() -> None
 def test_another_algorithm_drops_the_keys_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     other = type("Other", (AggITD,), {"__doc__": "Another."})
     monkeypatch.setitem(ALGORITHMS._known, "other", other)
-    assert load_spec("paper").algorithm.upper_steps == 5
+    assert aggitd(load_spec("paper")).upper_steps == 5
     spec = load_spec("paper", ["algorithm.name=other", "algorithm.N=3"])
     assert type(spec.algorithm) is other
-    assert (spec.algorithm.N, spec.algorithm.upper_steps) == (3, 1)
+    assert (aggitd(spec).N, aggitd(spec).upper_steps) == (3, 1)
 
 
 def test_the_same_name_again_drops_nothing() -> None:
@@ -388,8 +395,8 @@ def test_a_field_of_another_choice_is_refused(overrides: dict[str, Any], message
 def test_a_table_is_set_from_the_command_line_by_its_name_and_field_by_field() -> None:
     assert load_spec("paper", ["federation.aggregator=median"]).federation.aggregator == Median()
     both = ["federation.aggregator=trimmed-mean", "federation.aggregator.share=0.3"]
-    for given in (both, both[::-1], ["federation.aggregator.name=trimmed-mean", both[1]]):
-        assert load_spec("paper", given).federation.aggregator == TrimmedMean(share=0.3)
+    for texts in (both, both[::-1], ["federation.aggregator.name=trimmed-mean", both[1]]):
+        assert load_spec("paper", texts).federation.aggregator == TrimmedMean(share=0.3)
     engine = load_spec("paper", ["federation.engine.memory_limit=9"]).federation.engine
     assert engine == SimulationSettings(memory_limit=9)
     assert load_spec("paper", ["federation.engine=loop"]).federation.engine == LoopSettings()
@@ -527,6 +534,7 @@ def test_the_preset_of_the_paper_has_its_settings() -> None:
     assert (algorithm["estimator"], algorithm["share_steps"]) == ("sampled", False)
     assert spec.federation == FederationSettings()
     assert (spec.federation.engine, spec.federation.weighting) == (SimulationSettings(), "uniform")
+    assert isinstance(DATASETS["mnist"], Entry)
     assert (DATASETS["mnist"].mean, DATASETS["mnist"].std) == ((0.1307,), (0.3081,))
 
 

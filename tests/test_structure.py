@@ -128,7 +128,7 @@ def books(text: str) -> list[int]:
             targets = [node.target]
         elif isinstance(node, ast.Assign):
             targets = node.targets
-        lines += [node.lineno for t in targets if isinstance(t, ast.Attribute) and t.attr in COUNTED]
+        lines += [t.lineno for t in targets if isinstance(t, ast.Attribute) and t.attr in COUNTED]
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Account":
             lines.append(node.lineno)
     return lines
