@@ -43,4 +43,5 @@ def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem
         yield from replies(self, call)
 
     Loop.replies = held  # type: ignore[method-assign]
-    return HyperRepresentation(**settings).remote(tuple(shape), classes)
+    height, width, channels = shape
+    return HyperRepresentation(**settings).remote((height, width, channels), classes)

@@ -116,7 +116,7 @@ def refused(settings: DataSettings) -> str:
 def test_a_function_is_split_like_a_built_in_data_set(kind: str) -> None:
     dataset, clients = own(partition=kind, rows_per_client=20).load(0)
     assert (dataset.name, dataset.classes, dataset.shape) == ("clouds", 3, (1, 1, 4))
-    assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
+    assert np.asarray(dataset.train_inputs).dtype == np.asarray(dataset.test_inputs).dtype == np.float32
     assert dataset.train_targets.dtype == dataset.test_targets.dtype == np.int32
     assert clients.count == 6
     for client in range(6):
