@@ -82,8 +82,8 @@ def train(
     check_parts(algorithm, clients.count, rules, liars, private, budget)
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
-            "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped labels, "
-            "as attack.wrap_clients(clients, classes, seed) makes them"
+            "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
+            "labels, as attack.wrap_clients(clients, classes, seed) makes them"
         )
     if out is None and (resume or overwrite):
         raise SettingsError("resume and overwrite need a run folder; give out")
