@@ -105,8 +105,8 @@ def changes(seed: int, known: dict[str, list[tuple[str, Any]]]) -> dict[str, Any
     if named["federation.engine"] == "ray":
         named["federation.engine"] = "loop"  # it would start a cluster
     made: dict[str, Any] = {f"{section}.name": name for section, name in named.items()} | BASE
-    if "participation" in {key.partition(".")[2] for key, _ in known[f"algorithm:{named['algorithm']}"]}:
-        made |= SMALL
+    own = {key for key, _ in known[f"algorithm:{named['algorithm']}"]}
+    made |= {key: value for key, value in SMALL.items() if key in own}
     if named["problem"] != "hyper-representation":
         made.pop("problem.hidden")
     tables = [f"{table}:{named.get(table, '')}" for table in (*ORDER, *(t for t in NAMED if t not in ORDER))]
