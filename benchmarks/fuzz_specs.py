@@ -24,8 +24,12 @@ from typing import Any
 from fedbilevel import run
 from fedbilevel.errors import FedBilevelError, SettingsError
 from fedbilevel.runtime import prepare_runtime
-from fedbilevel.spec import NAMED, ORDER, SECTIONS, load_spec
+from fedbilevel.spec import load_spec
+from fedbilevel.spec.sections import FederationSettings
+from fedbilevel.spec.spec import CHOSEN, ORDER, SECTIONS
 
+# Each table of a spec that has a name, with the classes to choose from.
+NAMED = {**CHOSEN, **{f"federation.{field}": table for field, table in FederationSettings.choices.items()}}
 BASE: dict[str, Any] = {
     "data.name": "digits",
     "data.clients": 6,
@@ -35,7 +39,7 @@ BASE: dict[str, Any] = {
     "evaluate.clients": 2,
 }
 SMALL = {"algorithm.participation": 3, "algorithm.lower_steps": 2, "algorithm.upper_steps": 1}
-WILD = (
+WILD: tuple[Any, ...] = (
     None,
     True,
     "",
@@ -57,7 +61,7 @@ WILD = (
 
 
 def fields() -> dict[str, list[tuple[str, Any]]]:
-    """The settings by section, or by section and name, each with its type."""
+    """The settings by section, or by table and name, each with its type."""
     tables = {section: {"": cls} for section, cls in SECTIONS.items()} | {k: dict(v) for k, v in NAMED.items()}
     return {
         f"{section}:{name}": [
@@ -95,24 +99,31 @@ def plausible(hint: Any, draw: random.Random) -> Any:
 def changes(seed: int, known: dict[str, list[tuple[str, Any]]]) -> dict[str, Any]:
     """What a fuzzed spec changes."""
     draw = random.Random(seed)
-    named = {section: draw.choice(list(table)) for section, table in NAMED.items()}
+    named = {table: draw.choice(list(classes)) for table, classes in NAMED.items()}
+    if draw.random() < 0.5:  # several methods take no other aggregator than the mean
+        named["federation.aggregator"] = "mean"
+    if named["federation.engine"] == "ray":
+        named["federation.engine"] = "loop"  # it would start a cluster
     made: dict[str, Any] = {f"{section}.name": name for section, name in named.items()} | BASE
-    if "participation" in {key.partition(".")[2] for key, _ in known[f"algorithm:{named['algorithm']}"]}:
-        made |= SMALL
+    own = {key for key, _ in known[f"algorithm:{named['algorithm']}"]}
+    made |= {key: value for key, value in SMALL.items() if key in own}
     if named["problem"] != "hyper-representation":
         made.pop("problem.hidden")
-    pool = [f for s in ORDER for f in known[f"{s}:{named.get(s, '')}"]]
+    tables = [f"{table}:{named.get(table, '')}" for table in (*ORDER, *(t for t in NAMED if t not in ORDER))]
+    pool = [field for table in tables for field in known[table]]
     wild = draw.choice((0.0, *[0.6] * 4, *[0.8] * 5))  # a tenth of the specs has values of the right type only
     for _ in range(draw.randint(0, 4) if wild == 0 else draw.randint(2, 7)):
         key, hint = draw.choice(pool)
         made[key] = draw.choice(WILD) if draw.random() < wild else plausible(hint, draw)
     if draw.random() < 0.05:
-        made[draw.choice(("algorithm.alhpa", "stop", "nowhere.x", "data.", "federation.engine.x"))] = 1
+        made[
+            draw.choice(
+                ("algorithm.alhpa", "stop", "nowhere.x", "data.", "federation.engine.x", "federation.engine")
+            )
+        ] = 1
     made["stop.iterations"] = 1
     if made.get("data.name") not in (None, "digits", "generated"):
         made["data.name"] = draw.choice(("digits", "digit", 5))  # others would be fetched
-    if made.get("federation.engine") == "ray":
-        made["federation.engine"] = "loop"  # it would start a cluster
     return made
 
 

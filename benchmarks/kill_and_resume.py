@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedbilevel import load_spec, run
+from fedbilevel import Progress, load_spec, run
 from fedbilevel.spec import Spec
 
 SETTINGS: dict[str, Any] = {
@@ -45,7 +45,7 @@ def child(spec: Spec, folder: Path, seed: int, iterations: int) -> None:
     after, kind = draw.randint(1, iterations), draw.choice(("moment", "write"))
     seen = [0]
 
-    def watch(progress: Any) -> None:
+    def watch(progress: Progress) -> None:
         seen[0] += 1
         if seen[0] != after:
             return
@@ -107,6 +107,7 @@ def main() -> None:
         final = load_spec("paper", SETTINGS | {"stop.iterations": reached + 2})
         resumed = run(final, folder, resume=True)
         whole = run(final, Path(place) / "whole")
+        assert resumed.folder is not None and whole.folder is not None
         same = history(resumed.folder) == history(whole.folder)
         print(
             f"{times} kills, {reached} iterations: {corrupt} corrupted folders; "

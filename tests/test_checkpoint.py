@@ -37,7 +37,8 @@ def through_a_file(state: Any, start: Any, path: Path) -> Any:
 
 def same(one: Any, other: Any) -> None:
     """The two pytrees have the same structure, and leaves of the same types, shapes and bits."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (one, other)]
+    assert structures[0] == structures[1]
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         if type(a) in (bool, int, float):
             assert type(a) is type(b)

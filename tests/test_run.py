@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
+import optax
 import pytest
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
-from fedbilevel import Result, RunFolderError, SettingsError, Spec, TooFewReplies, load_spec, run
+import fedbilevel as fb
+from fedbilevel import AggITD, Progress, Result, RunFolderError, SettingsError, Spec, TooFewReplies, load_spec, run
+from fedbilevel.federation import Federation
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.problems import QuadraticTask
 from fedbilevel.record import FILES, LOCK, SOMETIMES
-from fedbilevel.run import Progress
+from fedbilevel.spec import FederationSettings
+from fedbilevel.steps import Draw, Sample, X, Y, client_step
 
 FIELDS = [
     "iteration",
@@ -68,6 +77,18 @@ def noisy(**more: Any) -> Spec:
     return load_spec("paper", NOISY | {k.replace("__", "."): v for k, v in more.items()})
 
 
+def made() -> QuadraticTask:
+    """The task of the noisy quadratic."""
+    problem = noisy().problem
+    assert isinstance(problem, fb.Quadratic)
+    return problem.make(6, 0)
+
+
+def structure(tree: Any) -> Any:
+    """The structure of a pytree, without its leaves."""
+    return jax.tree.structure(tree)
+
+
 def lines(folder: Path) -> list[bytes]:
     """The lines of the history as they are stored, but without seconds."""
     kept = []
@@ -75,6 +96,16 @@ def lines(folder: Path) -> list[bytes]:
         seconds = json.dumps(json.loads(line)["seconds"]).encode()
         kept.append(line.replace(b'"seconds": ' + seconds, b'"seconds"'))
     return kept
+
+
+def where(result: Result) -> Path:
+    """The folder of a run that has one."""
+    assert result.folder is not None
+    return result.folder
+
+
+def without_seconds(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
 def same(one: Path, other: Path) -> None:
@@ -101,14 +132,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 def test_a_run_writes_all_its_files_and_nothing_else(digits: Result) -> None:
-    names = {p.name for p in digits.folder.iterdir()}
+    names = {p.name for p in where(digits).iterdir()}
     assert names - set(SOMETIMES) == {LOCK, *FILES}
-    assert all((digits.folder / name).stat().st_size for name in names)
-    assert load_spec(digits.folder / "spec.toml") == load_spec("paper", DIGITS)
+    assert all((where(digits) / name).stat().st_size for name in names)
+    assert load_spec(where(digits) / "spec.toml") == load_spec("paper", DIGITS)
 
 
 def test_a_line_of_the_history_has_exactly_these_fields(digits: Result) -> None:
-    stored = [json.loads(line) for line in (digits.folder / "history.jsonl").read_text().splitlines()]
+    stored = [json.loads(line) for line in (where(digits) / "history.jsonl").read_text().splitlines()]
     assert [list(record) for record in stored] == 5 * [FIELDS]
     assert stored == digits.history
     assert [r["iteration"] for r in stored] == [0, 1, 2, 3, 4]
@@ -120,7 +151,7 @@ def test_a_line_of_the_history_has_exactly_these_fields(digits: Result) -> None:
 
 
 def test_the_summary_has_these_keys(digits: Result) -> None:
-    stored = json.loads((digits.folder / "summary.json").read_text())
+    stored = json.loads((where(digits) / "summary.json").read_text())
     assert stored == digits.summary
     assert set(stored) >= {"rounds", "iterations", "compilations", "peak_memory_mb"}
     assert (stored["rounds"], stored["iterations"]) == (20, 4)
@@ -154,9 +185,10 @@ def test_a_run_from_python_is_five_lines(tmp_path: Path) -> None:
 
 def test_the_final_parameters_come_back_as_the_users_pytrees(digits: Result) -> None:
     problem = load_spec("paper", DIGITS).task().problem
-    assert jax.tree.structure(digits.x) == jax.tree.structure(problem.x)
-    assert jax.tree.structure(digits.y) == jax.tree.structure(problem.y)
-    stored = load_file(digits.folder / "checkpoint.safetensors")
+    assert isinstance(problem, fb.Problem)
+    assert structure(digits.x) == structure(problem.x)
+    assert structure(digits.y) == structure(problem.y)
+    stored = load_file(where(digits) / "checkpoint.safetensors")
     for name, start in (("x", problem.x), ("y", problem.y)):
         vector = np.asarray(ravel_pytree(getattr(digits, name))[0])
         np.testing.assert_array_equal(vector, stored[name])
@@ -166,19 +198,19 @@ def test_the_final_parameters_come_back_as_the_users_pytrees(digits: Result) -> 
 
 
 def test_the_same_spec_gives_the_same_run_and_another_seed_another(whole: Result, tmp_path: Path) -> None:
-    same(whole.folder, run(noisy(), tmp_path / "again").folder)
-    assert lines(run(noisy(seed=1), tmp_path / "other").folder) != lines(whole.folder)
+    same(where(whole), where(run(noisy(), tmp_path / "again")))
+    assert lines(where(run(noisy(seed=1), tmp_path / "other"))) != lines(where(whole))
 
 
 def test_a_quadratic_run_records_the_true_hypergradient_and_draws_it(whole: Result) -> None:
     assert [list(record) for record in whole.history] == 9 * [[*FIELDS, "hypergradient_norm", "lower_gap"]]
-    task = noisy().problem.make(6, 0)
+    task = made()
     assert whole.history[-1]["hypergradient_norm"] == pytest.approx(
         np.linalg.norm(task.hypergradient(whole.x)), rel=1e-5
     )
     assert whole.history[-1]["test_accuracy"] is None
     assert whole.summary["accuracy"]["best"] is None
-    assert (whole.folder / "curve.png").stat().st_size > 5000
+    assert (where(whole) / "curve.png").stat().st_size > 5000
 
 
 def test_the_loop_engine_gives_the_same_run_through_a_spec(whole: Result, tmp_path: Path) -> None:
@@ -218,13 +250,13 @@ def test_a_run_stops_at_the_accuracy_given(digits: Result, tmp_path: Path) -> No
     stop = {"stop.iterations": None, "stop.accuracy": accuracies[first], "stop.rounds": 100}
     result = run(load_spec("paper", DIGITS | stop), tmp_path / "run")
     assert result.summary["iterations"] == first
-    assert lines(result.folder) == lines(digits.folder)[: first + 1]
+    assert lines(where(result)) == lines(where(digits))[: first + 1]
 
 
 def test_evaluation_is_on_schedule_and_at_the_end(whole: Result, tmp_path: Path) -> None:
     result = run(noisy(evaluate__every=3), tmp_path / "run")
     assert [r["iteration"] for r in result.history] == [0, 3, 6, 8]
-    assert lines(result.folder) == [lines(whole.folder)[i] for i in (0, 3, 6, 8)]
+    assert lines(where(result)) == [lines(where(whole))[i] for i in (0, 3, 6, 8)]
 
 
 def test_an_observer_is_told_every_iteration_and_a_share_that_grows_to_one(tmp_path: Path) -> None:
@@ -242,7 +274,7 @@ def test_an_observer_is_told_every_iteration_and_a_share_that_grows_to_one(tmp_p
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("federation.devices", 99, r"federation\.devices = 99 is wrong: JAX sees"),
+        ("federation.engine.devices", 99, r"federation\.engine\.devices = 99 is wrong: JAX sees"),
         ("data.clients", 5000, "5000"),
     ],
 )
@@ -253,11 +285,11 @@ def test_what_only_the_data_or_the_machine_can_tell_is_told_before_the_folder_is
     with pytest.raises(SettingsError, match=message):
         run(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    shutil.copytree(digits.folder, tmp_path / "earlier")
+    shutil.copytree(where(digits), tmp_path / "earlier")
     with pytest.raises(SettingsError, match=message):
         run(spec, tmp_path / "earlier", overwrite=True)
     for name in FILES:
-        assert (tmp_path / "earlier" / name).read_bytes() == (digits.folder / name).read_bytes()
+        assert (tmp_path / "earlier" / name).read_bytes() == (where(digits) / name).read_bytes()
 
 
 def test_a_run_that_diverges_ends_with_the_client_the_step_and_a_remedy(tmp_path: Path) -> None:
@@ -272,7 +304,7 @@ def test_a_run_that_diverges_ends_with_the_client_the_step_and_a_remedy(tmp_path
 def test_a_run_resumed_with_a_larger_budget_equals_the_uninterrupted_one(whole: Result, tmp_path: Path) -> None:
     run(noisy(stop__iterations=4), tmp_path / "run")
     result = run(noisy(), tmp_path / "run", resume=True)
-    same(tmp_path / "run", whole.folder)
+    same(tmp_path / "run", where(whole))
     assert result.summary["rounds"] == whole.summary["rounds"]
     for name, account in whole.summary["ledger"].items():
         for field in ("rounds", "bytes_up", "bytes_down"):
@@ -304,7 +336,7 @@ def test_a_run_that_died_between_checkpoints_equals_the_uninterrupted_one(
         run(spec, tmp_path / "run", observers=[dies])
     assert len(lines(tmp_path / "run")) == crash + 1
     run(spec, tmp_path / "run", resume=True)
-    same(tmp_path / "run", whole.folder)
+    same(tmp_path / "run", where(whole))
 
 
 def test_a_half_written_last_line_does_not_spoil_a_resumed_run(whole: Result, tmp_path: Path) -> None:
@@ -312,7 +344,7 @@ def test_a_half_written_last_line_does_not_spoil_a_resumed_run(whole: Result, tm
     with (tmp_path / "run" / "history.jsonl").open("a") as stream:
         stream.write('{"iteration": 4, "rou')
     run(noisy(), tmp_path / "run", resume=True)
-    same(tmp_path / "run", whole.folder)
+    same(tmp_path / "run", where(whole))
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -328,10 +360,10 @@ def test_resuming_a_finished_run_changes_nothing(every: int, tmp_path: Path) -> 
 
 
 def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -> None:
-    shutil.copytree(whole.folder, tmp_path / "run")
+    shutil.copytree(where(whole), tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"algorithm\.alpha was 0\.01 and is 0\.02"):
         run(noisy(algorithm__alpha=0.02), tmp_path / "run", resume=True)
-    same(tmp_path / "run", whole.folder)
+    same(tmp_path / "run", where(whole))
 
 
 def test_a_run_killed_at_three_random_moments_equals_the_uninterrupted_one(
@@ -359,7 +391,7 @@ def test_a_run_killed_at_three_random_moments_equals_the_uninterrupted_one(
     process.start()
     process.join()
     assert process.exitcode == 0
-    same(tmp_path / "run", whole.folder)
+    same(tmp_path / "run", where(whole))
     assert (tmp_path / "run" / "summary.json").exists()
 
 
@@ -377,3 +409,367 @@ def _wait_for_lines(process: BaseProcess, history: Path, count: int) -> None:
                 return
         time.sleep(0.001)
     raise AssertionError(f"{history} did not grow within two minutes")
+
+
+# Runs of objects --------------------------------------------------------------------------------------
+
+
+class Gradients(NamedTuple):
+    h: X
+    q: Y
+
+
+@client_step
+def gradients(c: fb.Oracle, xi: Draw, zeta: Draw) -> Gradients:
+    """Both gradients at the held x and y, from a few rows."""
+    return Gradients(c.f_x(c.y, xi), c.g_y(c.y, zeta))
+
+
+class AdamState(NamedTuple):
+    x: Array
+    y: Array
+    upper: optax.OptState
+    lower: optax.OptState
+    steps: int
+
+
+class Adam:
+    """A method of the user's own, which is no settings class: Adam on both levels, at the server."""
+
+    needs_server: ClassVar[bool] = True
+
+    def __init__(self, rate: float) -> None:
+        self.optimiser = optax.adam(rate)
+
+    def init(self, problem: BilevelProblem, clients: int) -> AdamState:
+        x, y = problem.flat_x.vector, problem.flat_y.vector
+        return AdamState(x, y, self.optimiser.init(x), self.optimiser.init(y), 0)
+
+    def step(self, fed: Federation, s: AdamState) -> AdamState:
+        fed = fed.cohort(3)
+        fed.hold(x=s.x, y=s.y)
+        h, q = fed.round(gradients, xi=Sample("upper", 2), zeta=Sample("lower", 2))
+        move_x, upper = self.optimiser.update(h, s.upper)
+        move_y, lower = self.optimiser.update(q, s.lower)
+        return AdamState(s.x + move_x, s.y + move_y, upper, lower, s.steps + 1)
+
+
+class Twice(AggITD):
+    """A subclass without settings of its own: two outer iterations in one."""
+
+    def step(self, fed: Federation, s: Any) -> Any:
+        return super().step(fed, super().step(fed, s))
+
+
+@fb.settings
+class Scaled(AggITD):
+    """A subclass with a setting of its own."""
+
+    factor: Annotated[float, fb.about("what the hypergradient's solution is multiplied by")] = 1.0
+
+    def improve(self, fed: Federation, p: Array) -> Array:
+        return super().improve(fed, self.factor * p)
+
+
+def problem_and_clients() -> tuple[fb.Problem, fb.Clients]:
+    task = made()
+    return task.problem, task.clients
+
+
+METHOD: dict[str, Any] = dict(N=2, participation=3, lower_steps=2, upper_steps=2, batch_zeta_local=2, batch_xi=3)
+METHODS: dict[str, fb.Algorithm] = {
+    "a method of the library": AggITD(**METHOD),
+    "a method of one's own, with Adam": Adam(0.05),
+}
+OFTEN = {"clients": 2, "checkpoint_every": 3}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Eight iterations of each method with a folder, without interruption."""
+    problem, clients = problem_and_clients()
+    place = tmp_path_factory.mktemp("trained")
+    return {
+        name: fb.train(problem, clients, method, stop={"iterations": 8}, evaluate=OFTEN, out=place / str(number))
+        for number, (name, method) in enumerate(METHODS.items())
+    }
+
+
+def test_one_line_of_objects_is_a_whole_run() -> None:
+    problem, clients = problem_and_clients()
+    method = AggITD(**METHOD)
+    result = fb.train(problem, clients, method, stop={"rounds": 60})
+    assert result.folder is None
+    assert result.summary["rounds"] == 56 <= 60
+    assert [record["rounds"] for record in result.history] == list(range(0, 57, 7))
+    assert result.history[-1]["upper_loss"] < result.history[0]["upper_loss"]
+    assert structure(result.x) == structure(problem.x)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_without_a_folder_is_the_run_with_one_and_writes_nothing(
+    name: str, trained: dict[str, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem, clients = problem_and_clients()
+    result = fb.train(problem, clients, METHODS[name], stop={"iterations": 8}, evaluate=OFTEN)
+    assert result.folder is None
+    assert list(tmp_path.iterdir()) == []
+    assert without_seconds(result.history) == without_seconds(trained[name].history)
+    for one, other in ((result.x, trained[name].x), (result.y, trained[name].y)):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_a_run_of_objects_is_the_run_of_the_spec_that_makes_them(whole: Result) -> None:
+    spec = noisy()
+    problem, clients = problem_and_clients()
+    result = fb.train(
+        problem, clients, spec.algorithm, stop=spec.stop, evaluate=spec.evaluate, measure=spec.task().measure
+    )
+    assert without_seconds(result.history) == without_seconds(whole.history)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_of_objects_that_died_between_checkpoints_is_resumed_bit_for_bit(
+    name: str, trained: dict[str, Result], tmp_path: Path
+) -> None:
+    def dies(progress: Progress) -> None:
+        if progress.iteration == 5:
+            raise Crash
+
+    problem, clients = problem_and_clients()
+    options: dict[str, Any] = dict(stop={"iterations": 8}, evaluate=OFTEN, out=tmp_path / "run")
+    with pytest.raises(Crash):
+        fb.train(problem, clients, METHODS[name], **options, observers=[dies])
+    result = fb.train(problem, clients, METHODS[name], **options, resume=True)
+    same(where(result), where(trained[name]))
+    assert without_seconds(result.history) == without_seconds(trained[name].history)
+
+
+def test_the_state_of_an_optimiser_is_in_the_checkpoint(trained: dict[str, Result]) -> None:
+    stored = load_file(where(trained["a method of one's own, with Adam"]) / "checkpoint.safetensors")
+    assert {"x", "y", "upper.0.mu", "upper.0.nu", "upper.0.count", "lower.0.mu", "steps"} <= stored.keys()
+    assert int(stored["upper.0.count"]) == int(stored["steps"]) == 8
+    assert np.abs(stored["upper.0.mu"]).max() > 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_observer_that_returns_true_ends_a_run_which_can_be_resumed(
+    name: str, every: int, tmp_path: Path
+) -> None:
+    problem, clients = problem_and_clients()
+
+    def train(folder: str, **more: Any) -> Result:
+        rules = {"clients": 2, "every": every, "checkpoint_every": 100}
+        budget = {"iterations": 8}
+        return fb.train(
+            problem, clients, METHODS[name], stop=budget, evaluate=rules, out=tmp_path / folder, **more
+        )
+
+    whole, seen = train("whole"), list[int]()
+
+    def fourth(progress: Progress) -> bool:
+        return progress.iteration == 4
+
+    def all_of_them(progress: Progress) -> None:
+        seen.append(progress.iteration)
+
+    ended = train("run", observers=[fourth, all_of_them])
+    assert seen == [1, 2, 3, 4]
+    assert (ended.summary["ended_by"], ended.summary["iterations"]) == ("observer", 4)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == ended.summary
+    assert ended.history[-1]["iteration"] == 4
+    stored = load_file(tmp_path / "run" / "checkpoint.safetensors")
+    np.testing.assert_array_equal(stored["x"], np.asarray(ended.x))
+    resumed = train("run", resume=True)
+    assert "ended_by" not in resumed.summary
+    same(tmp_path / "run", tmp_path / "whole")
+    assert without_seconds(resumed.history) == without_seconds(whole.history)
+
+
+def test_an_observer_that_says_so_at_the_end_of_the_budget_changes_nothing(whole: Result, tmp_path: Path) -> None:
+    def last(progress: Progress) -> bool:
+        return progress.iteration == 8
+
+    result = run(noisy(), tmp_path / "run", observers=[last])
+    assert "ended_by" not in result.summary
+    same(tmp_path / "run", where(whole))
+
+
+@pytest.mark.parametrize("answer", [None, False, 0, 1, "yes"])
+def test_only_true_itself_ends_a_run(answer: Any) -> None:
+    problem, clients = problem_and_clients()
+    result = fb.train(problem, clients, Adam(0.05), stop={"iterations": 3}, observers=[lambda progress: answer])
+    assert result.summary["iterations"] == 3
+
+
+# Methods derived from the library's -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "rounds"), [(Twice(**METHOD), 28), (Scaled(**METHOD, factor=0.5), 14)])
+def test_a_subclass_of_a_method_runs_from_objects_and_from_a_spec(
+    method: AggITD, rounds: int, tmp_path: Path
+) -> None:
+    problem, clients = problem_and_clients()
+    result = fb.train(problem, clients, method, stop={"iterations": 2}, out=tmp_path / "objects")
+    assert result.summary["rounds"] == rounds
+    spec = dataclasses.replace(noisy(stop__iterations=2), algorithm=method)
+    again = run(spec, tmp_path / "spec")
+    assert again.summary["rounds"] == rounds
+    np.testing.assert_array_equal(np.asarray(again.x), np.asarray(result.x))
+    assert load_spec(tmp_path / "spec" / "spec.toml") == spec
+    resumed = run(dataclasses.replace(spec, stop=noisy(stop__iterations=3).stop), tmp_path / "spec", resume=True)
+    assert resumed.summary["iterations"] == 3
+
+
+def test_a_subclass_is_not_resumed_with_another_setting(tmp_path: Path) -> None:
+    problem, clients = problem_and_clients()
+    options: dict[str, Any] = dict(stop={"iterations": 1}, out=tmp_path / "run")
+    fb.train(problem, clients, Twice(**METHOD), **options)
+    with pytest.raises(RunFolderError, match=r"algorithm\.alpha was 0\.01 and is 0\.5"):
+        fb.train(problem, clients, Twice(**METHOD, alpha=0.5), **options, resume=True)
+
+
+def test_a_subclass_is_named_in_a_spec_by_its_address(tmp_path: Path) -> None:
+    address = f"{__name__}:Scaled"
+    spec = noisy(algorithm__name="python", algorithm__class=address, algorithm__factor=0.5, stop__iterations=2)
+    method = Scaled(**METHOD, factor=0.5)
+    assert spec.algorithm == method
+    result = run(spec, tmp_path / "run")
+    problem, clients = problem_and_clients()
+    again = fb.train(problem, clients, method, stop={"iterations": 2})
+    np.testing.assert_array_equal(np.asarray(again.x), np.asarray(result.x))
+
+
+# Engines ----------------------------------------------------------------------------------------------
+
+
+class Watched(fb.Simulation):
+    """An engine that remembers how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+
+MADE: list[Watched] = []
+
+
+@fb.settings
+class WatchedSettings:
+    """An engine of the user's own, as a settings class."""
+
+    def build(self, problem: BilevelProblem, clients: fb.Clients) -> Watched:
+        MADE.append(Watched(problem, clients))
+        return MADE[-1]
+
+
+@pytest.mark.parametrize("engine", ["loop", {"name": "loop"}, "simulation", {"name": "simulation", "over": "map"}])
+def test_an_engine_is_given_by_its_name_or_as_a_table(
+    engine: str | Mapping[str, Any], trained: dict[str, Result], tmp_path: Path
+) -> None:
+    problem, clients = problem_and_clients()
+    method = METHODS["a method of the library"]
+    options: dict[str, Any] = dict(stop={"iterations": 2}, evaluate=OFTEN, engine=engine)
+    result = fb.train(problem, clients, method, **options, out=tmp_path / "run")
+    for ours, theirs in zip(result.history, trained["a method of the library"].history[:3], strict=True):
+        assert ours["bytes_up"] == theirs["bytes_up"]
+        assert ours["upper_loss"] == pytest.approx(theirs["upper_loss"], rel=1e-4, abs=1e-5)
+    written = (tmp_path / "run" / "spec.toml").read_text()
+    assert f'[federation.engine]\nname = "{engine if isinstance(engine, str) else engine["name"]}"' in written
+
+
+def test_an_engine_that_is_given_as_an_object_is_left_open() -> None:
+    problem, clients = problem_and_clients()
+    engine = Watched(problem, clients)
+    first = fb.train(problem, clients, Adam(0.05), stop={"iterations": 2}, engine=engine)
+    again = fb.train(problem, clients, Adam(0.05), stop={"iterations": 2}, engine=engine)
+    assert engine.closed == 0
+    assert without_seconds(first.history) == without_seconds(again.history)
+    engine.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_that_a_run_makes_is_closed_by_it(fails: bool) -> None:
+    problem, clients = problem_and_clients()
+
+    def dies(progress: Progress) -> None:
+        if fails:
+            raise Crash
+
+    options: dict[str, Any] = dict(stop={"iterations": 1}, observers=[dies])
+    rules = FederationSettings(engine=WatchedSettings())
+    if fails:
+        with pytest.raises(Crash):
+            fb.train(problem, clients, Adam(0.05), federation=rules, **options)
+    else:
+        fb.train(problem, clients, Adam(0.05), federation=rules, **options)
+    assert MADE[-1].closed == 1
+
+
+def test_a_run_of_a_spec_takes_another_task_and_engine(whole: Result, tmp_path: Path) -> None:
+    task = noisy().task()
+    engine = Watched(task.problem, task.clients)
+    result = run(noisy(), tmp_path / "run", task=task, engine=engine)
+    same(where(result), where(whole))
+    assert engine.closed == 0
+    engine.close()
+
+
+# What train refuses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"stop": {}}, "stop has no limit; set stop.rounds"),
+        ({"stop": {"round": 5}}, r"stop\.round is not a setting; did you mean rounds\?"),
+        ({"stop": {"rounds": "5"}}, r"stop\.rounds = '5' is wrong"),
+        ({"stop": {"rounds": 0}}, r"stop\.rounds = 0 is wrong"),
+        ({"evaluate": {"every": 0}}, r"evaluate\.every = 0 is wrong"),
+        ({"engine": "nobody"}, r"federation\.engine\.name = 'nobody' is unknown; use one of: loop"),
+        ({"engine": {"name": "loop", "actors": 2}}, r"federation\.engine\.actors is not a setting"),
+        ({"engine": {"name": "simulation", "devices": 99}}, r"federation\.engine\.devices = 99 is wrong: JAX"),
+        ({"federation": {"engine": 3}}, r"federation\.engine = 3 is wrong: use one of: loop"),
+        ({"federation": {"min_replies": 7}}, r"federation\.min_replies = 7 is wrong: there are 6 clients"),
+        (
+            {"federation": {"aggregator": {"name": "median", "share": 0.1}}},
+            r"federation\.aggregator\.share is not",
+        ),
+        ({"privacy": {"mode": "centrl"}}, r"privacy\.mode = 'centrl' is wrong"),
+        (
+            {"privacy": {"mode": "central"}, "federation": {"aggregator": "median"}},
+            r"federation\.aggregator is wrong with privacy\.mode = 'central'",
+        ),
+        (
+            {"privacy": {"mode": "local"}, "federation": {"oversample": 0.5}},
+            r"federation\.oversample = 0\.5 is wrong with privacy",
+        ),
+        ({"attack": {"kind": "lie"}}, r"attack\.kind = 'lie' is wrong"),
+        ({"attack": {"kind": "label-flip"}}, r"attack\.kind = 'label-flip' is wrong"),
+        ({"chaos": {"drop": 2.0}}, r"chaos\.drop = 2\.0 is wrong"),
+        ({"algorithm": AggITD(lower_steps=(1, 2))}, r"algorithm\.lower_steps has 2 numbers for 6 clients"),
+        ({"algorithm": AggITD(participation=7)}, r"algorithm\.participation = 7 is wrong: there are 6 clients"),
+        ({"test": fb.Part({}, None)}, "test has rows, and the problem has no metrics"),
+    ],
+)
+def test_a_wrong_part_of_a_run_is_one_line_that_names_the_field_and_leaves_no_folder(
+    wrong: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    problem, clients = problem_and_clients()
+    given: dict[str, Any] = {"algorithm": AggITD(**METHOD), "stop": {"iterations": 1}} | wrong
+    with pytest.raises(SettingsError, match=message) as raised:
+        fb.train(problem, clients, **given, out=tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["resume", "overwrite"])
+def test_a_run_without_a_folder_has_nothing_to_resume_or_overwrite(option: str) -> None:
+    problem, clients = problem_and_clients()
+    more: dict[str, Any] = {option: True}
+    with pytest.raises(SettingsError, match="resume and overwrite need a run folder; give out"):
+        fb.train(problem, clients, Adam(0.05), stop={"iterations": 1}, **more)

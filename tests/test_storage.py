@@ -37,6 +37,12 @@ def command(out: Path, *more: str, sets: dict[str, object] | None = None) -> lis
     return [sys.executable, "-m", "fedbilevel", "run", "paper", "--quiet", *changes, "--out", str(out), *more]
 
 
+def where(result: Result) -> Path:
+    """The folder of a run that has one."""
+    assert result.folder is not None
+    return result.folder
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
@@ -57,7 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 @pytest.fixture
 def copy(whole: Result, tmp_path: Path) -> Path:
-    shutil.copytree(whole.folder, tmp_path / "run")
+    shutil.copytree(where(whole), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -68,7 +74,7 @@ def longer(folder: Path) -> Result:
 def test_the_last_three_checkpoints_are_kept(whole: Result) -> None:
     places = []
     for name in CHECKPOINTS:
-        header = (whole.folder / name).read_bytes()
+        header = (where(whole) / name).read_bytes()
         size = int.from_bytes(header[:8], "little")
         places.append(json.loads(header[8 : 8 + size])["__metadata__"]["iteration"])
     assert places == ["6", "4", "2"]
@@ -114,7 +120,7 @@ def check_altered(whole: Result, copy: Path, data: bytes) -> None:
     except CheckpointError as error:
         assert str(path) in str(error) or "history.jsonl" in str(error)
         return
-    wanted = RunFolder(whole.folder).checkpoint(plan)
+    wanted = RunFolder(where(whole)).checkpoint(plan)
     assert found is not None and wanted is not None
     assert found[1:] == wanted[1:], "a byte of the padding"
     for name, array in wanted.arrays.items():
@@ -122,7 +128,7 @@ def check_altered(whole: Result, copy: Path, data: bytes) -> None:
 
 
 def test_a_changed_byte_anywhere_in_the_head_of_a_checkpoint_is_noticed(whole: Result, copy: Path) -> None:
-    sound = (whole.folder / CHECKPOINTS[0]).read_bytes()
+    sound = (where(whole) / CHECKPOINTS[0]).read_bytes()
     head = 8 + int.from_bytes(sound[:8], "little")
     assert 300 < head < len(sound)
     for place in range(head):
@@ -134,7 +140,7 @@ def test_a_changed_byte_anywhere_in_the_head_of_a_checkpoint_is_noticed(whole: R
 def test_whatever_becomes_of_a_checkpoint_it_is_refused_or_the_same(
     whole: Result, copy: Path, place: int, change: int, kind: str
 ) -> None:
-    data = bytearray((whole.folder / CHECKPOINTS[0]).read_bytes())
+    data = bytearray((where(whole) / CHECKPOINTS[0]).read_bytes())
     if kind == "change":
         data[place % len(data)] ^= change
     elif kind == "cut":
@@ -211,7 +217,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_run_goes_on_when_there_i
     assert "checkpoint.safetensors" in done.stdout.split() and ".checkpoint.safetensors.tmp" not in done.stdout
     ours, theirs = (
         [json.loads(line) | {"seconds": 0} for line in path.read_text().splitlines()]
-        for path in (tmp_path / "history.jsonl", whole.folder / "history.jsonl")
+        for path in (tmp_path / "history.jsonl", where(whole) / "history.jsonl")
     )
     assert ours == theirs
 

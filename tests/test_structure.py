@@ -1,4 +1,4 @@
-"""The shape of the library: rooms, who counts, what is exported, documentation, size."""
+"""The shape of the library: rooms, who counts, what is exported, documentation."""
 
 from __future__ import annotations
 
@@ -32,17 +32,22 @@ ROOMS = [
     "theory",
     "algorithms",
     "probes",
+    "agents",
     "federation",
+    "collection",
     "ledger",
     "policies",
+    "layers",
     "privacy",
     "aggregate",
     "engines",
-    "oracle",
-    "steps",
     "problems",
     "models",
     "problem",
+    "derivatives",
+    "oracle",
+    "batch",
+    "steps",
     "data",
     "settings",
     "names",
@@ -52,58 +57,13 @@ ROOMS = [
     "errors",
 ]
 
-EXPORTED = [
-    "AggITD",
-    "Attack",
-    "Batch",
-    "CentredClipping",
-    "CheckpointError",
-    "ClientData",
-    "ClientSize",
-    "CorruptData",
-    "DataUnavailable",
-    "Epochs",
-    "FedBilevelError",
-    "FedNest",
-    "Federation",
-    "GeometricMedian",
-    "Gossip",
-    "HyperRepresentation",
-    "LFedNest",
-    "LazyClients",
-    "Ledger",
-    "ListedClients",
-    "Loop",
-    "MADSBO",
-    "Median",
-    "NormBound",
-    "Oracle",
-    "Part",
-    "PerClient",
-    "Privacy",
-    "Problem",
-    "Quadratic",
-    "Result",
-    "RunFolderError",
-    "Sample",
-    "Samples",
-    "Scalar",
-    "SettingsError",
-    "Simulation",
-    "Spec",
-    "StepError",
-    "TooFewReplies",
-    "TrimmedMean",
-    "UnknownName",
-    "X",
-    "Y",
-    "check",
-    "client_step",
-    "clients_from",
-    "load_spec",
-    "run",
-]
-ALIASES = {"X", "Y", "Scalar"}  # annotations, which cannot have a docstring
+# What a user needs to extend the library, and to say what kind of thing is given or returned.
+NEEDED = {
+    *("Agents", "BilevelProblem", "Call", "Capabilities", "ClientStates", "Diverged", "Draw", "Engine", "Fault"),
+    *("Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies", "Stream"),
+    *("about", "settings", "train"),
+}
+ALIASES = {"X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
 
 
 def room(file: Path) -> str:
@@ -153,7 +113,7 @@ def below(own: str) -> list[str]:
 
 def test_engines_never_import_an_algorithm_or_the_federation() -> None:
     used = {name for file in FILES if room(file) == "engines" for name in rooms_used(file, file.read_text())}
-    assert used and not used & {"algorithms", "federation", "probes", "run", "spec"}
+    assert used and not used & {"algorithms", "agents", "federation", "collection", "probes", "run", "spec"}
 
 
 COUNTED = {"rounds", "bytes_up", "bytes_down", "rejected"}
@@ -168,7 +128,7 @@ def books(text: str) -> list[int]:
             targets = [node.target]
         elif isinstance(node, ast.Assign):
             targets = node.targets
-        lines += [node.lineno for t in targets if isinstance(t, ast.Attribute) and t.attr in COUNTED]
+        lines += [t.lineno for t in targets if isinstance(t, ast.Attribute) and t.attr in COUNTED]
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Account":
             lines.append(node.lineno)
     return lines
@@ -184,17 +144,33 @@ def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
 def test_only_the_federation_counts_rounds_and_bytes() -> None:
     assert books("ledger.steps['a'].rounds += 1\nx = 1\na.bytes_up = 3\nAccount(rounds=2)\n") == [1, 3, 4]
     counting = {relative_name(file): books(file.read_text()) for file in FILES}
-    assert len(counting.pop("federation.py")) >= 4
+    for name in ("federation.py", "collection.py", "agents.py"):
+        assert counting.pop(name), f"{name} books nothing any more: take it out of this list"
     assert len(counting.pop("ledger.py")) == 1, "the way back from JSON"
     assert {name: lines for name, lines in counting.items() if lines} == {}
 
 
-def test_the_exported_names_are_these() -> None:
-    assert sorted(fedbilevel.__all__) == sorted(EXPORTED)
-    assert all(hasattr(fedbilevel, name) for name in EXPORTED)
+def imported_names() -> list[str]:
+    """The names that the package takes from its modules."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    return [
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(set(EXPORTED) - ALIASES))
+def test_the_package_exports_exactly_what_it_imports() -> None:
+    assert sorted(fedbilevel.__all__) == sorted(imported_names())
+    assert len(set(fedbilevel.__all__)) == len(fedbilevel.__all__)
+
+
+def test_the_package_has_every_name_that_an_extension_needs() -> None:
+    assert set(fedbilevel.__all__) >= NEEDED
+
+
+@pytest.mark.parametrize("name", sorted(set(imported_names()) - ALIASES))
 def test_every_public_name_has_a_docstring_of_its_own(name: str) -> None:
     thing = getattr(fedbilevel, name)
     text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
@@ -203,7 +179,5 @@ def test_every_public_name_has_a_docstring_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=relative_name)
-def test_a_file_says_what_it_is_for_and_has_at_most_400_lines(file: Path) -> None:
-    text = file.read_text()
-    assert ast.get_docstring(ast.parse(text)), "a module has a docstring"
-    assert len(text.splitlines()) <= 400, "a file above 400 lines is two files"
+def test_a_file_says_what_it_is_for(file: Path) -> None:
+    assert ast.get_docstring(ast.parse(file.read_text())), "a module has a docstring"

@@ -8,11 +8,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fedbilevel import load_spec
+from fedbilevel import TrimmedMean, load_spec
 from fedbilevel.errors import SettingsError, UnknownName
 from fedbilevel.spec import Spec
 from fedbilevel.studies import Runs, load_study, reproduce, run_all, runner, study_names, tune
@@ -47,7 +48,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     return folder / "out", runs
 
 
-def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_three_of_ours():
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_three_of_ours() -> None:
     assert study_names() == [
         "attacks",
         *(f"figure{i}" for i in range(1, 8)),
@@ -59,36 +60,37 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_three_of_o
 
 
 @pytest.mark.parametrize("name", study_names())
-def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name):
+def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name: str) -> None:
     study = load_study(name)
     for run in study.runs:
         assert isinstance(run.spec(0), Spec)
         assert run.panel < max(1, len(study.panels))
 
 
-def test_table_2_has_the_settings_and_values_of_the_paper():
+def test_table_2_has_the_settings_and_values_of_the_paper() -> None:
     study = load_study("table2")
     assert len(study.runs) == 8
     by_label = {run.label: run for run in study.runs}
     assert by_label["FBO-AggITD, non-i.i.d., tau 5"].paper == {"rounds_to_90": 305, "final": 0.9388}
     for run in study.runs:
         spec = run.spec(0)
-        assert (spec.stop.rounds, spec.data.clients, spec.algorithm.participation) == (4000, 100, 0.1)
-        assert (spec.algorithm.N, spec.algorithm.alpha, spec.algorithm.beta) == (1, 0.01, 0.003)
+        algorithm: Any = spec.algorithm
+        assert (spec.stop.rounds, spec.data.clients, algorithm.participation) == (4000, 100, 0.1)
+        assert (algorithm.N, algorithm.alpha, algorithm.beta) == (1, 0.01, 0.003)
 
 
-def test_figures_share_the_runs_of_the_table():
+def test_figures_share_the_runs_of_the_table() -> None:
     table = {run.spec(0).digest for run in load_study("table2").runs}
     figure = {run.spec(0).digest for run in load_study("figure2").runs}
     assert figure <= table
 
 
-def test_an_unknown_study_is_named():
+def test_an_unknown_study_is_named() -> None:
     with pytest.raises(UnknownName, match="table9"):
         load_study("table9")
 
 
-def test_a_short_study_says_so_everywhere(tmp_path, reproduced):
+def test_a_short_study_says_so_everywhere(tmp_path: Path, reproduced: tuple[Path, Runs]) -> None:
     _, runs = reproduced
     study = small_study().shortened(0.5)
     reproduce([study], seeds=2, out=tmp_path, runs=runs, jobs=1, console=QUIET)
@@ -98,7 +100,7 @@ def test_a_short_study_says_so_everywhere(tmp_path, reproduced):
     assert all(row["final"] is not None for row in rows)
 
 
-def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reproduced):
+def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reproduced: tuple[Path, Runs]) -> None:
     out, _ = reproduced
     rows = json.loads((out / "small.json").read_text())
     assert [row["run"] for row in rows] == ["AggITD", "FedNest"]
@@ -109,7 +111,7 @@ def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reprodu
     assert "<svg" in (out / "small.svg").read_text()
 
 
-def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced):
+def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced: tuple[Path, Runs]) -> None:
     page = (reproduced[0] / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert "<script" not in page
@@ -119,7 +121,7 @@ def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced):
         assert part in page
 
 
-def test_finished_runs_are_not_run_again(reproduced):
+def test_finished_runs_are_not_run_again(reproduced: tuple[Path, Runs]) -> None:
     _, runs = reproduced
     spec = small_study().runs[0].spec(0)
     before = runs.of(spec).file("history.jsonl").stat().st_mtime_ns
@@ -129,8 +131,8 @@ def test_finished_runs_are_not_run_again(reproduced):
 
 
 def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_log_tells_its_progress(
-    reproduced, monkeypatch
-):
+    reproduced: tuple[Path, Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, runs = reproduced
     monkeypatch.setattr(runner, "EVERY", 0.0)
     log = io.StringIO()
@@ -148,7 +150,7 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_
     assert runs.history(longer)[-1]["rounds"] == 60
 
 
-def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp_path):
+def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp_path: Path) -> None:
     """Its summary has the reason, it is not run again, and the other runs are not held up by it."""
     study = small_study()
     wild = replace(study.runs[0], overrides={**study.runs[0].overrides, "algorithm.lam": 1e38})
@@ -156,12 +158,14 @@ def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp
     sections = reproduce(
         [replace(study, runs=(wild, study.runs[1]))], seeds=1, out=tmp_path, runs=runs, jobs=2, console=QUIET
     )
-    assert "beyond 1e+15" in runs.failure(wild.spec(0)) and runs.share(wild.spec(0)) == 1.0
+    failure = runs.failure(wild.spec(0))
+    assert failure is not None and "beyond 1e+15" in failure
+    assert runs.share(wild.spec(0)) == 1.0
     assert sections[0].rows[0]["remark"].startswith("diverged after")
     assert "remark" not in sections[0].rows[1]
 
 
-def test_table_1_is_what_the_ledger_measured(tmp_path):
+def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
     study = load_study("table1")
     sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
     for row in sections[0].rows:
@@ -169,18 +173,25 @@ def test_table_1_is_what_the_ledger_measured(tmp_path):
         assert row["rounds_per_iteration"] == expected == row["paper"]
 
 
-def test_tune_runs_the_grid_and_writes_the_best_as_a_spec(tmp_path):
+def test_tune_runs_the_grid_and_writes_the_best_as_a_spec(tmp_path: Path) -> None:
     sets = [f"{key}={value}" for key, value in SMALL.items()]
     grid = ["algorithm.beta,algorithm.alpha=0.003,0.01;0.05,0.2"]
     rows = tune(None, sets, grid, seeds=1, out=tmp_path, jobs=2, console=QUIET)
     assert [row["final"] for row in rows] == sorted((row["final"] for row in rows), reverse=True)
-    best = load_spec(tmp_path / "best.toml")
-    assert (best.algorithm.beta, best.algorithm.alpha) == (rows[0]["algorithm.beta"], rows[0]["algorithm.alpha"])
+    best: Any = load_spec(tmp_path / "best.toml").algorithm
+    assert (best.beta, best.alpha) == (rows[0]["algorithm.beta"], rows[0]["algorithm.alpha"])
 
 
-def test_grid_axes_may_move_together():
+def test_grid_axes_may_move_together() -> None:
     assert parse_axis("a.b=1;2") == [{"a.b": 1}, {"a.b": 2}]
     assert parse_axis("a.b,a.c=1,x;2,y") == [{"a.b": 1, "a.c": "x"}, {"a.b": 2, "a.c": "y"}]
     for wrong in ("a.b", "a.b,a.c=1;2", "=1"):
         with pytest.raises(SettingsError):
             parse_axis(wrong)
+
+
+@pytest.mark.parametrize("name", ["attacks", "robust"])
+def test_the_trimmed_mean_of_a_study_cuts_what_its_table_says(name: str) -> None:
+    rules = {run.label: run.spec(0).federation.aggregator for run in load_study(name).runs}
+    assert rules["trimmed mean"] == TrimmedMean(share=0.3)
+    assert len(set(map(type, rules.values()))) == len(rules) == 6

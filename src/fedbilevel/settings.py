@@ -7,6 +7,7 @@ dataclass: its fields are its settings, and the description of each stands besid
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import functools
 import inspect
@@ -23,6 +24,7 @@ from .errors import SettingsError
 from .names import PYTHON, Names, address_of, locate
 
 T = TypeVar("T")
+PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # values of TOML that are no names or tables
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -70,10 +72,13 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
     """The settings object that a table of a spec stands for.
 
     `name` chooses the class, and the other keys are its fields. A bare name is a table with nothing else. The name
-    "python" takes the class at the address `class`. An object that is no table and no name is taken as it is.
+    "python" takes the class at the address `class`. An object that no TOML file could hold is taken as it is.
     """
     if isinstance(given, str):
         given = {"name": given}
+    if given is None or isinstance(given, PLAIN):
+        known = ", ".join(sorted(table))
+        raise SettingsError(f"{where} = {given!r} is wrong: use one of: {known}; or a table with such a name")
     if not isinstance(given, Mapping):
         return given
     values = dict(given)
@@ -105,8 +110,12 @@ def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[st
 
 
 def is_settings(cls: Any) -> bool:
-    """Whether a class was made by `settings`."""
-    return isinstance(cls, type) and "__pydantic_fields__" in vars(cls) and dataclasses.is_dataclass(cls)
+    """Whether a class was made by `settings`, or is derived from such a class and adds no fields."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        return False
+    made = next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
+    between = cls.__mro__[: cls.__mro__.index(made)]
+    return "__pydantic_fields__" in vars(made) and not any(vars(base).get("__annotations__") for base in between)
 
 
 def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:

@@ -4,8 +4,8 @@ One outer iteration is one round. A client computes three directions at the held
 
     y: ∇_y g_i        v: ∇²_y g_i v - ∇_y f_i        x: ∇_x f_i - ∇_x∇_y g_i v
 
-and sends a running average of the last one, which it keeps. The server steps along the means of y and v, and gives the
-mean of x to an Optax optimiser with a momentum of its own.
+and sends a running average of the last one, which it keeps. The server steps along the means of y and v, and gives
+the mean of x to an Optax optimiser with a momentum of its own.
 """
 
 from typing import Annotated, ClassVar, NamedTuple

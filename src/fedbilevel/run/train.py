@@ -80,6 +80,11 @@ def train(
     if isinstance(engine, str | Mapping):
         rules = _with_engine(rules, choose(ENGINES, engine, "federation.engine"))
     check_parts(algorithm, clients.count, rules, liars, private, budget)
+    if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
+        raise SettingsError(
+            "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
+            "labels, as attack.wrap_clients(clients, classes, seed) makes them"
+        )
     if out is None and (resume or overwrite):
         raise SettingsError("resume and overwrite need a run folder; give out")
     with ExitStack() as stack:

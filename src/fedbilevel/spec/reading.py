@@ -27,7 +27,7 @@ def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | S
     raw = _read(source)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
     changes = dict(pairs)
-    for key in sorted(changes, key=lambda k: not k.endswith(".name")):
+    for key in sorted(changes, key=lambda k: (not k.endswith(".name"), k.count("."))):  # names before their fields
         _override(raw, key, changes[key])
     return parse(raw)
 
@@ -88,6 +88,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set one key; None takes it out. Another `name` drops the keys that belong to the old one."""
     *path, last = key.split(".")
+    if path and isinstance(value, str) and isinstance(_at(raw, key), dict):  # a bare name for a table
+        path, last = [*path, last], "name"
     target = raw
     for depth, part in enumerate(path):
         inner = target.setdefault(part, {})
@@ -102,3 +104,11 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
         target.pop(last, None)
     else:
         target[last] = value
+
+
+def _at(raw: dict[str, Any], key: str) -> Any:
+    """What stands at a key, or None."""
+    found: Any = raw
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
