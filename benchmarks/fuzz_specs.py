@@ -25,8 +25,8 @@ from fedbilevel import run
 from fedbilevel.errors import FedBilevelError, SettingsError
 from fedbilevel.runtime import prepare_runtime
 from fedbilevel.spec import load_spec
-from fedbilevel.spec.sections import FederationSettings
-from fedbilevel.spec.spec import CHOSEN, ORDER, SECTIONS
+from fedbilevel.spec._sections import FederationSettings
+from fedbilevel.spec._spec import CHOSEN, ORDER, SECTIONS
 
 # Each table of a spec that has a name, with the classes to choose from.
 NAMED = {**CHOSEN, **{f"federation.{field}": table for field, table in FederationSettings.choices.items()}}

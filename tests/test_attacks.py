@@ -15,7 +15,7 @@ from fedbilevel import Federation, SettingsError, load_spec
 from fedbilevel.data import DataSettings, clients_from
 from fedbilevel.engines import Call, Replies, make_call
 from fedbilevel.layers import Attack, AttackSettings, FlippedLabels
-from fedbilevel.layers.attack import attackers, hidden_scale
+from fedbilevel.layers._attack import attackers, hidden_scale
 from fedbilevel.rng import Address, Kind
 
 COUNT, SHARE = 10, 0.3

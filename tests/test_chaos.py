@@ -21,7 +21,7 @@ from fedbilevel.algorithms.aggitd import gradients
 from fedbilevel.engines import Call, Engine, Fault, Reason, Replies
 from fedbilevel.errors import Diverged, SettingsError, TooFewReplies
 from fedbilevel.layers import Chaos, ChaosSettings, load_chaos
-from fedbilevel.layers.chaos import KINDS
+from fedbilevel.layers._chaos import KINDS
 from fedbilevel.ledger import Event, Exclusion, Ledger
 from fedbilevel.policies import Conduct, Policies
 from fedbilevel.problems import QuadraticTask

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedbilevel import CheckpointError
-from fedbilevel.divergence import Restart
+from fedbilevel._divergence import Restart
 from fedbilevel.record import Checkpoint, Plan, RunFolder, flatten_state, restore_state
-from fedbilevel.record.checkpoint import HELD, Seal, decode, encode
+from fedbilevel.record._checkpoint import HELD, Seal, decode, encode
 
 LEDGER: dict[str, Any] = {"steps": {}, "probes": {}, "rejected": {}}
 SEAL = Seal("plan", "history")

@@ -17,8 +17,8 @@ from fedbilevel.cli import runs
 from fedbilevel.cli.console import scalars
 from fedbilevel.cli.outcome import beside_the_paper
 from fedbilevel.data import DATASETS
-from fedbilevel.data.catalogue import Entry
-from fedbilevel.data.origins import Npm, Web
+from fedbilevel.data._catalogue import Entry
+from fedbilevel.data._origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
 
 SMALL = (

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedbilevel import data
+from fedbilevel.data import _origins as origins
 from fedbilevel.data import cache as cache_room
-from fedbilevel.data import origins
-from fedbilevel.data.cache import digest
-from fedbilevel.data.catalogue import Entry
-from fedbilevel.data.conversions import cifar_archive, cifar_pictures, extract, raw
-from fedbilevel.data.origins import Apt, Installed, Npm, Web
-from fedbilevel.data.readers import CIFAR_BATCHES, IDX, read_cifar, read_idx
+from fedbilevel.data._cache import digest
+from fedbilevel.data._catalogue import Entry
+from fedbilevel.data._conversions import cifar_archive, cifar_pictures, extract, raw
+from fedbilevel.data._origins import Apt, Installed, Npm, Web
+from fedbilevel.data._readers import CIFAR_BATCHES, IDX, read_cifar, read_idx
 from fedbilevel.errors import CorruptData, DataUnavailable, SettingsError, UnknownName
 
 

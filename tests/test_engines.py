@@ -28,12 +28,12 @@ from fedbilevel import (
     Simulation,
     StepError,
 )
+from fedbilevel._probes import losses
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import Clients
 from fedbilevel.engines import Call, Engine, Replies
 from fedbilevel.ledger import Account, Ledger
 from fedbilevel.oracle import Oracle
-from fedbilevel.probes import losses
 from fedbilevel.problem import Problem, Task
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import Draw, Epochs, PerClient, Samples, Scalar, Step, Stream, Y, client_step

@@ -20,7 +20,7 @@ from fedbilevel.aggregate import Gather, Median, NormBound, gather_by
 from fedbilevel.batch import Batch
 from fedbilevel.data import clients_from
 from fedbilevel.engines import Call, Engine, Fault, Loop, Reason, Replies
-from fedbilevel.engines.work import prepare
+from fedbilevel.engines._work import prepare
 from fedbilevel.errors import Diverged, SettingsError, TooFewReplies
 from fedbilevel.federation import Federation, cohort_size
 from fedbilevel.layers import Attack

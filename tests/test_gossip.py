@@ -24,7 +24,7 @@ from fedbilevel.algorithms.graphs import (
 )
 from fedbilevel.algorithms.madsbo import residual
 from fedbilevel.engines import Call, Engine, Replies
-from fedbilevel.engines.work import prepare
+from fedbilevel.engines._work import prepare
 from fedbilevel.problem import Task
 from fedbilevel.problems import Quadratic, QuadraticTask
 

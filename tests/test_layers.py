@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from fedbilevel import Accountant, Agents, AggITD, Engine, Federation, Loop, Policies, Privacy, stacked, train
+from fedbilevel._probes import losses
 from fedbilevel.engines import Call, Replies
 from fedbilevel.layers import Attack, AttackSettings, Chaos, ChaosSettings, NoisyReplies
-from fedbilevel.layers.attack import attackers
-from fedbilevel.layers.chaos import KINDS
+from fedbilevel.layers._attack import attackers
+from fedbilevel.layers._chaos import KINDS
 from fedbilevel.ledger import Event
 from fedbilevel.oracle import Oracle
-from fedbilevel.probes import losses
 from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.rng import Kind

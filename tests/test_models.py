@@ -12,9 +12,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedbilevel import SettingsError
+from fedbilevel._derivatives import remember
 from fedbilevel.data import ClientData, ClientSize, Part
-from fedbilevel.derivatives import remember
-from fedbilevel.engines.work import pad
+from fedbilevel.engines._work import pad
 from fedbilevel.models import Convolution, Shape, TwoHalves, cnn, mlp
 from fedbilevel.problems import representation_problem
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbilevel._derivatives import JaxOracle, remember
 from fedbilevel.batch import Batch
 from fedbilevel.data import ClientData, ClientSize, ListedClients, Part
-from fedbilevel.derivatives import JaxOracle, remember
-from fedbilevel.engines.work import pad
+from fedbilevel.engines._work import pad
 from fedbilevel.errors import SettingsError
 from fedbilevel.models import mlp
 from fedbilevel.oracle import Arrays

@@ -16,7 +16,7 @@ from fedbilevel.data import DataSettings
 MODULE = '''
 import numpy as np
 from fedbilevel.data import Dataset, Entry
-from fedbilevel.data.readers import Tables
+from fedbilevel.data._readers import Tables
 
 calls = []
 
@@ -140,7 +140,7 @@ def test_inputs_may_be_rows_that_are_made_when_they_are_taken(tmp_path: Path) ->
     (tmp_path / "changed.py").write_text(
         "import numpy as np\n"
         "from clouds_of_mine import load\n"
-        "from fedbilevel.data.dataset import NormalRows\n"
+        "from fedbilevel.data._dataset import NormalRows\n"
         "def make():\n"
         "    rows = NormalRows(np.zeros((120, 2, 2), np.uint8), 255.0, (0.5,), (0.5,))\n"
         "    return load(train_inputs=rows, test_inputs=NormalRows(rows.pixels[:30], 255.0, (0.5,), (0.5,)))\n"

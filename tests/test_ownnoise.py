@@ -22,7 +22,7 @@ from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.federate import load_site
 from fedbilevel.federate.sitefile import write_rows
 from fedbilevel.layers import OwnNoise, SitePrivacy
-from fedbilevel.layers.ownnoise import KEY, SPENT
+from fedbilevel.layers._ownnoise import KEY, SPENT
 from fedbilevel.privacy import ClientUploads, local_epsilon
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.rng import Address, Kind

@@ -268,7 +268,7 @@ def test_the_settings_of_drawn_clients() -> None:
 
 
 def test_of_a_million_clients_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbilevel.data.describe.COUNTED", 30)
+    monkeypatch.setattr("fedbilevel.data._describe.COUNTED", 30)
     targets = np.repeat(np.arange(10), 60)
     made = partition("drawn", targets, MILLION, seed=0)
     console = Console(width=100)

@@ -34,7 +34,7 @@ from fedbilevel.aggregate import Median, gather_by
 from fedbilevel.engines import Call, Engine, Fault, Reason, Replies, make_call
 from fedbilevel.ledger import Event
 from fedbilevel.privacy import ClientUploads, CohortUploads, NoisySum, Release, epsilon_of
-from fedbilevel.privacy.accounting import ORDERS
+from fedbilevel.privacy._accounting import ORDERS
 from fedbilevel.problem import Task
 from fedbilevel.rng import Address, Kind
 from fedbilevel.spec import parse

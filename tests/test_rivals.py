@@ -17,7 +17,7 @@ from fedbilevel.bench.rivals import Plan, Rival, counts, draw_plan, flat_from, s
 from fedbilevel.bench.rivals_func import func_iterate, torch_func  # noqa: E402
 from fedbilevel.bench.rivals_loop import loop_iterate, torch_loop  # noqa: E402
 from fedbilevel.engines import Call, Replies  # noqa: E402
-from fedbilevel.engines.work import prepare  # noqa: E402
+from fedbilevel.engines._work import prepare  # noqa: E402
 from fedbilevel.rng import generator  # noqa: E402
 
 # 14 lower rows: the last minibatch of a pass is short.

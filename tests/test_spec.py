@@ -21,13 +21,13 @@ from fedbilevel import names as names_room
 from fedbilevel.aggregate import AGGREGATORS, WeightedMean
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.data import DATASETS, GENERATED, KINDS
-from fedbilevel.data.catalogue import Entry
-from fedbilevel.engines.settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
+from fedbilevel.data._catalogue import Entry
+from fedbilevel.engines._settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
 from fedbilevel.models import mlp
 from fedbilevel.problems import PROBLEMS, representation_problem
 from fedbilevel.settings import meanings, named
 from fedbilevel.spec import FederationSettings, describe, parse
-from fedbilevel.spec.spec import ORDER, SECTIONS
+from fedbilevel.spec._spec import ORDER, SECTIONS
 
 TABLES = {"problem": PROBLEMS, "algorithm": ALGORITHMS, "engine": ENGINES, "aggregator": AGGREGATORS}
 CLASSES = [*SECTIONS.values(), *(cls for table in TABLES.values() for cls in table.values())]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.states import CHECKPOINTS, MOST, ClientStates, State
+from fedbilevel.engines._states import CHECKPOINTS, MOST, ClientStates, State
 
 ALWAYS = 10**9  # a clock after all others
 

@@ -27,14 +27,14 @@ ROOMS = [
     "report",
     "spec",
     "record",
-    "divergence",
+    "_divergence",
     "check",
     "theory",
     "algorithms",
-    "probes",
+    "_probes",
     "agents",
     "federation",
-    "collection",
+    "_collection",
     "ledger",
     "policies",
     "layers",
@@ -44,7 +44,7 @@ ROOMS = [
     "problems",
     "models",
     "problem",
-    "derivatives",
+    "_derivatives",
     "oracle",
     "batch",
     "steps",
@@ -111,6 +111,23 @@ def below(own: str) -> list[str]:
     return ROOMS[ROOMS.index(own) + 1 :]
 
 
+def private(path: list[str]) -> bool:
+    """Whether a dotted path goes through a private module of a room."""
+    return any(part.startswith("_") and not part.startswith("__") for part in path[2:])
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative_name)
+def test_a_room_is_entered_by_its_door_only(file: Path) -> None:
+    """What a room shows is in its `__init__`; its modules with an underscore are nobody else's."""
+    package = ["fedbilevel", *file.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            path = base + (node.module.split(".") if node.module else [])
+            foreign = path[:1] == ["fedbilevel"] and path[1:2] != package[1:2]
+            assert not (foreign and private(path)), f"line {node.lineno} goes into {'.'.join(path)}"
+
+
 def test_engines_never_import_an_algorithm_or_the_federation() -> None:
     used = {name for file in FILES if room(file) == "engines" for name in rooms_used(file, file.read_text())}
     assert used and not used & {"algorithms", "agents", "federation", "collection", "probes", "run", "spec"}
@@ -144,7 +161,7 @@ def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
 def test_only_the_federation_counts_rounds_and_bytes() -> None:
     assert books("ledger.steps['a'].rounds += 1\nx = 1\na.bytes_up = 3\nAccount(rounds=2)\n") == [1, 3, 4]
     counting = {relative_name(file): books(file.read_text()) for file in FILES}
-    for name in ("federation.py", "collection.py", "agents.py"):
+    for name in ("federation.py", "_collection.py", "agents.py"):
         assert counting.pop(name), f"{name} books nothing any more: take it out of this list"
     assert len(counting.pop("ledger.py")) == 1, "the way back from JSON"
     assert {name: lines for name, lines in counting.items() if lines} == {}

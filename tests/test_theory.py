@@ -34,7 +34,7 @@ from fedbilevel.studies.theory_measure import (
     wide,
 )
 from fedbilevel.theory import Entry, Given, Theory
-from fedbilevel.theory.declare import constant
+from fedbilevel.theory._declare import constant
 
 F = Fraction
 SIMPLE = Given(mu=1, L_g=2, L_f=3, M=5, rho=7, sigma_f=2, sigma_g=3)

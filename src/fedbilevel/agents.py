@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ._collection import complaint, misfit
 from .aggregate import mix, not_finite
-from .collection import complaint, misfit
 from .engines import expect
 from .errors import SettingsError
 from .federation import Federation

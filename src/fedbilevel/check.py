@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from . import rng
-from .data.clients import ClientData, Clients, ClientSize
-from .derivatives import JaxOracle, remember
-from .engines.work import pad
+from ._derivatives import JaxOracle, remember
+from .data import ClientData, Clients, ClientSize
+from .engines import pad
 from .errors import SettingsError
 from .oracle import Arrays
 from .problem import BilevelProblem, Problem

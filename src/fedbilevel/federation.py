@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array
 
 from . import rng
+from ._collection import Collection, Weighting
 from .aggregate import Gather, Mean, gather_by
-from .collection import Collection, Weighting
 from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger

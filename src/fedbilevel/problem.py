@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from ._derivatives import JaxOracle, Memory, remember
 from .batch import Batch
-from .data.clients import Clients, Part
-from .derivatives import JaxOracle, Memory, remember
+from .data import Clients, Part
 from .errors import SettingsError
 from .oracle import Arrays, Kept, Oracle
 

@@ -1,7 +1,7 @@
 """Putting replies together: the mean, rules that hold against liars, and the mixing of gossip."""
 
-from .mean import Accumulator, Mean, mix, not_finite
-from .rules import (
+from ._mean import Accumulator, Mean, mix, not_finite
+from ._rules import (
     AGGREGATORS,
     CentredClipping,
     Gather,

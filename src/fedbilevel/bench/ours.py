@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._probes import losses
 from ..data import Part
 from ..engines import Call, Simulation
 from ..federation import Federation
-from ..probes import losses
 from ..problem import task_with_test
 from ..steps import Sample
 from .cases import CLASSES, Case

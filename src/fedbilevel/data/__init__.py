@@ -1,13 +1,13 @@
 """Data: what clients hold, the data sets, and how their rows are dealt to clients."""
 
-from .cache import cache_folder, fetch
-from .catalogue import DATASETS, Entry, files_of
-from .clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
-from .dataset import Dataset
-from .describe import dataset_table, draw_labels, label_counts, label_table
-from .loading import load, load_function
-from .partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
-from .settings import GENERATED, DataSettings
+from ._cache import cache_folder, fetch
+from ._catalogue import DATASETS, Entry, files_of
+from ._clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
+from ._dataset import Dataset
+from ._describe import dataset_table, draw_labels, label_counts, label_table
+from ._loading import load, load_function
+from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
+from ._settings import GENERATED, DataSettings
 
 __all__ = [
     "DATASETS",

@@ -1,13 +1,14 @@
 """What runs client steps. Engines can be swapped, and none of them knows an algorithm."""
 
-from .base import Broken, Capabilities, Engine
-from .call import Call, Held, make_call, payload
-from .expected import Expected, expect
+from ._base import Broken, Capabilities, Engine
+from ._call import Call, Held, make_call, payload
+from ._expected import Expected, expect
+from ._replies import Fault, Reason, Replies
+from ._settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
+from ._states import ClientStates
+from ._work import pad, perform, prepare, recalled
 from .loop import Loop
-from .replies import Fault, Reason, Replies
-from .settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
 from .simulation import Simulation
-from .states import ClientStates
 
 __all__ = [
     "ENGINES",
@@ -28,5 +29,9 @@ __all__ = [
     "SimulationSettings",
     "expect",
     "make_call",
+    "pad",
     "payload",
+    "perform",
+    "prepare",
+    "recalled",
 ]

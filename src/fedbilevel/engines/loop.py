@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data.clients import Clients
+from ..data import Clients
 from ..errors import FedBilevelError, StepError
 from ..problem import BilevelProblem
-from .base import Capabilities
-from .call import Call
-from .replies import Replies
-from .states import ClientStates
-from .work import pad, perform, prepare, recalled
+from ._base import Capabilities
+from ._call import Call
+from ._replies import Replies
+from ._states import ClientStates
+from ._work import pad, perform, prepare, recalled
 
 
 class Loop:

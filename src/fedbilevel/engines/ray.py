@@ -24,18 +24,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..data.clients import Clients
+from ..data import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..problem import BilevelProblem, Over
 from ..rng import Address
 from ..runtime import cache_programs, keep_memory
 from ..steps import Descriptor, PerClient, find_step
-from .base import Capabilities
-from .call import Call, Held
-from .expected import expect
-from .replies import Fault, Reason, Replies
+from ._base import Capabilities
+from ._call import Call, Held
+from ._expected import expect
+from ._replies import Fault, Reason, Replies
+from ._states import ClientStates, State
 from .simulation import Simulation
-from .states import ClientStates, State
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
 os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -19,16 +19,16 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..data.clients import Clients
+from ..data import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..oracle import Arrays, Kept
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
-from .base import Capabilities
-from .call import Call
-from .replies import Replies
-from .states import ClientStates
-from .work import pad, perform, prepare, recalled
+from ._base import Capabilities
+from ._call import Call
+from ._replies import Replies
+from ._states import ClientStates
+from ._work import pad, perform, prepare, recalled
 
 PyTree = Any
 MIB = 2**20

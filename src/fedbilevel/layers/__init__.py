@@ -1,10 +1,10 @@
 """Layers around an engine: honest noise, attacks, faults on purpose, and a site's own noise."""
 
-from .attack import Attack, AttackSettings, FlippedLabels
-from .chaos import Chaos, ChaosSettings, load_chaos
-from .noise import NoisyReplies
-from .ownnoise import OwnNoise, SitePrivacy
-from .stack import stacked
+from ._attack import Attack, AttackSettings, FlippedLabels
+from ._chaos import Chaos, ChaosSettings, load_chaos
+from ._noise import NoisyReplies
+from ._ownnoise import OwnNoise, SitePrivacy
+from ._stack import stacked
 
 __all__ = [
     "Attack",

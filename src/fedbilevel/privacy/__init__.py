@@ -1,8 +1,8 @@
 """Differential privacy of what clients upload: its settings, its mechanism, and what it has spent."""
 
-from .accounting import Accountant, ClientUploads, CohortUploads, Release, accounting, epsilon_of, local_epsilon
-from .mechanism import NoisySum, noisy
-from .settings import Privacy
+from ._accounting import Accountant, ClientUploads, CohortUploads, Release, accounting, epsilon_of, local_epsilon
+from ._mechanism import NoisySum, noisy
+from ._settings import Privacy
 
 __all__ = [
     "Accountant",

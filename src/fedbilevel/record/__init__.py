@@ -3,11 +3,11 @@
 A run folder knows its run by a `Plan` only, so that anything can be recorded that has settings and a digest.
 """
 
-from .checkpoint import Checkpoint, flatten_state, restore_state
-from .environment import environment
-from .folder import CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
-from .plan import Plan
-from .summary import LEVELS, number, summarise
+from ._checkpoint import Checkpoint, flatten_state, restore_state
+from ._environment import environment
+from ._folder import CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
+from ._plan import Plan
+from ._summary import LEVELS, number, summarise
 
 __all__ = [
     "CHECKPOINTS",

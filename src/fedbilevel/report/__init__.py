@@ -1,13 +1,15 @@
 """Tables, figures and pages from the records of runs."""
 
-from .figures import draw_curve
-from .html import Section, write_report
-from .panels import Line, draw_panels
-from .points import Points, draw_points
-from .tables import ledger_table, markdown_table, outcome_table, study_table
-from .terminal import text_curve
+from ._figures import INK, MARK, draw_curve
+from ._html import Section, write_report
+from ._panels import Line, draw_panels
+from ._points import Points, draw_points
+from ._tables import ledger_table, markdown_table, outcome_table, study_table
+from ._terminal import text_curve
 
 __all__ = [
+    "INK",
+    "MARK",
     "Line",
     "Points",
     "Section",

@@ -4,11 +4,11 @@ A spec has eight sections and a seed. `problem`, `algorithm`, `federation.engine
 a `name` that chooses the class whose fields the other keys are.
 """
 
-from .checks import check_parts
-from .describing import describe
-from .reading import load_spec, parse
-from .sections import EvaluateSettings, FederationSettings, StopSettings
-from .spec import Spec
+from ._checks import check_parts
+from ._describing import describe
+from ._reading import load_spec, parse
+from ._sections import EvaluateSettings, FederationSettings, StopSettings
+from ._spec import Spec
 
 __all__ = [
     "EvaluateSettings",

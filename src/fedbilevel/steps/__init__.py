@@ -1,9 +1,9 @@
 """Client steps: what they are, what they reply with, the samples they work on, and the loops they are made of."""
 
-from .loops import sgd, svrg, walk
-from .replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
-from .samples import Descriptor, Draw, Epochs, PartName, PerClient, Sample, Samples, Stream, draw
-from .step import Step, Use, client_step, find_step
+from ._loops import sgd, svrg, walk
+from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
+from ._samples import Descriptor, Draw, Epochs, PartName, PerClient, Sample, Samples, Stream, draw
+from ._step import Step, Use, client_step, find_step
 
 __all__ = [
     "XY",

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report import canvas
-from ..report.figures import INK, MARK
+from ..report import INK, MARK, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

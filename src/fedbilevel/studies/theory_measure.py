@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import rng
 from ..algorithms import AggITD
-from ..engines.base import Engine
+from ..engines import Engine
 from ..federation import Federation
 from ..problems.quadratic import Quadratic, QuadraticTask
 from ..theory import Theory

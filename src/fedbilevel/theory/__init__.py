@@ -11,10 +11,10 @@
 Where the paper contradicts itself the code follows the proofs. docs/theory.md lists every such place.
 """
 
-from .assumptions import Assumed, Given, assumed_entries
-from .bounds import BiasBound, ConvergenceBound, Theory
-from .constants import DerivedConstants
-from .declare import Constant, Entry
+from ._assumptions import Assumed, Given, assumed_entries
+from ._bounds import BiasBound, ConvergenceBound, Theory
+from ._constants import DerivedConstants
+from ._declare import Constant, Entry
 
 __all__ = [
     "Assumed",

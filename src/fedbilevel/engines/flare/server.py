@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...data.clients import ClientData, ClientSize
+from ...data import ClientData, ClientSize
 from ...errors import SettingsError, StepError
 from ...problem import BilevelProblem
-from ..base import Capabilities
-from ..call import Call
-from ..expected import expect
-from ..replies import Fault, Reason, Replies
+from .._base import Capabilities
+from .._call import Call
+from .._expected import expect
+from .._replies import Fault, Reason, Replies
 from .wire import HEADER_LIMIT, LIMIT, Malformed, descriptor_to_json, pack, unpack
 
 

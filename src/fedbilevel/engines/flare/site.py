@@ -21,16 +21,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...data.clients import ClientData, ClientSize
+from ...data import ClientData, ClientSize
 from ...errors import FedBilevelError
 from ...problem import BilevelProblem
 from ...rng import Address, Kind
 from ...steps import PerClient, Step, find_step
-from ..base import Engine
-from ..call import Call, Held
-from ..expected import expect
+from .._base import Engine
+from .._call import Call, Held
+from .._expected import expect
+from .._states import ClientStates
 from ..loop import Loop
-from ..states import ClientStates
 from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
 
 

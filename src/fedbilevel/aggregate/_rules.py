@@ -1,0 +1,235 @@
+"""Rules that put replies together when some of the clients lie: every field of a reply on its own.
+
+With the replies r_1, ..., r_n of a field, weights w_i, W = Σ_i w_i, and clip(v, τ) = v min(1, τ / ||v||):
+
+    median             the weighted median, coordinate by coordinate
+    trimmed-mean       the mean without a share of the weight at each end, coordinate by coordinate
+    geometric-median   argmin_v Σ_i w_i ||r_i - v||, by Weiszfeld's iteration, smoothed
+    centred-clipping   v ← v + 1/W Σ_i w_i clip(r_i - v, τ), a few times from the median
+    norm-bound         1/W Σ_i w_i clip(r_i, τ)
+
+References: Yin et al. 2018 (median, trimmed mean), Pillutla et al. 2022 (geometric median), Karimireddy et al.
+2021 (centred clipping), Sun et al. 2019 (norm bound). Weights are respected by all of them.
+
+Centred clipping starts from the median of the round and not from the last aggregate, so that no rule keeps
+anything from one round to the next: a resumed run needs nothing, and a channel that is not in every round has no
+gap. A radius τ that is not given is the weighted median of the distances, as the channels of a bilevel method
+differ in scale by orders of magnitude.
+
+The rules run on the host with NumPy: XLA's sort takes ten times as long on a CPU (0.29 s against 0.03 s for
+twenty replies of 157,000 numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
+
+from ..engines import Call, Reason, Replies
+from ..names import Names
+from ..settings import Count, Positive, about, settings
+from ..steps import present
+from ._mean import Accumulator, Mean, not_finite
+
+LARGEST = np.finfo(np.float32).max
+
+
+class Rule(Protocol):
+    """Puts the rows of one field together: (n, d) float32 and n weights give d numbers."""
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray, /) -> np.ndarray: ...
+
+
+@settings
+class WeightedMean:
+    """The weighted mean, which holds against nobody."""
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return _mean(rows, weights)
+
+
+@settings
+class Median:
+    """The weighted median, coordinate by coordinate; in the middle between two where they halve the weight."""
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        values, own = _sorted(rows, weights)
+        total = np.cumsum(own, axis=0)
+        low, high = (
+            np.argmax(reached, axis=0)[None] for reached in (2 * total >= total[-1], 2 * total > total[-1])
+        )
+        half = np.float32(0.5)
+        return (half * _pick(values, low) + half * _pick(values, high))[0]
+
+
+@settings
+class TrimmedMean:
+    """The mean without a share of the weight at each end, coordinate by coordinate."""
+
+    share: Annotated[Annotated[float, Field(ge=0, lt=0.5)], about("of the weight to cut at each end")] = 0.25
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        values, own = _sorted(rows, weights)
+        total = np.cumsum(own, axis=0)
+        low, high = self.share * total[-1], (1 - self.share) * total[-1]
+        kept = np.clip(np.minimum(total, high) - np.maximum(total - own, low), 0, None) / (high - low)
+        return np.sum(kept.astype(np.float32) * values, axis=0)
+
+
+@settings
+class GeometricMedian:
+    """argmin_v Σ_i w_i ||r_i - v||: Weiszfeld's iteration from the median.
+
+        v ← Σ_i a_i r_i / Σ_i a_i,    a_i = w_i / max(||r_i - v||, ν)
+
+    until v moves by less than `tolerance` of the median distance D of the replies to the first v; ν = 1e-6 D.
+    """
+
+    tolerance: Annotated[Positive, about("of the median distance: a move below it ends the iteration")] = 1e-4
+    iterations: Annotated[Count, about("at most")] = 100
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        v = Median()(rows, weights)
+        apart = _norms(_differences(rows, v))
+        scale = _middle(apart, weights)
+        if scale == 0:  # more than half of the weight is at v, which is then the geometric median
+            return v
+        for _ in range(self.iterations):
+            new = _mean(rows, weights / np.maximum(apart, 1e-6 * scale))
+            moved = _norms((new - v)[None])[0]
+            v = new
+            if moved <= self.tolerance * scale:
+                break
+            apart = _norms(_differences(rows, v))
+        return v
+
+
+@settings
+class CentredClipping:
+    """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median."""
+
+    radius: Annotated[Positive | None, about("τ; default: the median distance to the median")] = None
+    iterations: Annotated[Count, about("how many times v is moved")] = 3
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        v, radius = Median()(rows, weights), self.radius
+        for _ in range(self.iterations):
+            apart = _differences(rows, v)
+            norms = _norms(apart)
+            radius = _middle(norms, weights) if radius is None else radius
+            v = v + _clipped_mean(apart, norms, radius, weights)
+        return v
+
+
+@settings
+class NormBound:
+    """1/W Σ_i w_i clip(r_i, τ)"""
+
+    radius: Annotated[Positive | None, about("τ; default: the median norm")] = None
+
+    def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        norms = _norms(rows)
+        return _clipped_mean(rows, norms, _middle(norms, weights) if self.radius is None else self.radius, weights)
+
+
+AGGREGATORS: Names[type[Any]] = Names(
+    "aggregators",
+    "federation.aggregator.name",
+    {
+        "mean": WeightedMean,
+        "median": Median,
+        "trimmed-mean": TrimmedMean,
+        "geometric-median": GeometricMedian,
+        "centred-clipping": CentredClipping,
+        "norm-bound": NormBound,
+    },
+)
+
+Gather = Callable[[Call], Accumulator]
+
+
+def gather_by(rule: Rule | None) -> Gather:
+    """What makes the accumulator of each round: a running sum for the mean, all rows for any other rule."""
+    if rule is None or isinstance(rule, WeightedMean):
+        return lambda call: Mean()
+    return lambda call: Rows(rule, call.before)
+
+
+class Rows:
+    """The valid replies of a round, all of them kept until a rule puts them together.
+
+    `before` are the vectors of which fields are the next value: there the rule sees the differences to them.
+    """
+
+    def __init__(self, rule: Rule, before: Mapping[str, Any]) -> None:
+        self._rule, self._before = rule, before
+        self._rows: dict[str, list[np.ndarray]] = {}
+        self._weights: list[np.ndarray] = []
+        self._empty: Any = None
+        self.count = 0
+
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
+        """Keep stacked replies; return whose reply was not used because a vector is not finite."""
+        left_out = not_finite(replies)
+        valid = np.asarray([client not in left_out for client in replies.clients], bool)
+        for name in present(replies.reply):
+            self._rows.setdefault(name, []).append(np.asarray(getattr(replies.reply, name))[valid])
+        self._weights.append(weights[valid])
+        self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
+        self.count += int(valid.sum())
+        return left_out
+
+    @property
+    def value(self) -> Any:
+        weights = np.concatenate(self._weights).astype(np.float64)
+        return self._empty._replace(**{name: self._together(name, weights) for name in self._rows})
+
+    def _together(self, name: str, weights: np.ndarray) -> Any:
+        stacked = np.concatenate(self._rows[name])
+        rows = stacked.reshape(len(stacked), -1)
+        if name not in self._before:
+            return jnp.asarray(self._rule(rows, weights).reshape(stacked.shape[1:]), jnp.float32)
+        before = np.asarray(self._before[name])
+        return jnp.asarray(before + self._rule(_differences(rows, before), weights), jnp.float32)
+
+
+def _sorted(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each coordinate in order, with the weights in the same order: a column of them when all are equal."""
+    if np.all(weights == weights[0]):
+        return np.sort(rows, axis=0), weights[:, None]
+    order = np.argsort(rows, axis=0, kind="stable")
+    return np.take_along_axis(rows, order, axis=0), weights[order]
+
+
+def _pick(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, places, axis=0)
+
+
+def _middle(norms: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted median of numbers."""
+    return float(Median()(norms[:, None], weights)[0])
+
+
+def _norms(rows: np.ndarray) -> np.ndarray:
+    """||r_i||, in double precision: the square of a large float32 is none."""
+    return np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64, casting="same_kind"))
+
+
+def _mean(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return (weights / weights.sum()).astype(np.float32) @ rows
+
+
+def _clipped_mean(rows: np.ndarray, norms: np.ndarray, radius: float, weights: np.ndarray) -> np.ndarray:
+    """1/W Σ_i w_i clip(r_i, τ)"""
+    clip = radius / np.maximum(norms, radius) if radius > 0 else np.zeros_like(norms)
+    return (weights * clip / weights.sum()).astype(np.float32) @ rows
+
+
+def _differences(rows: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """r_i - v; where that overflows, the largest number there is."""
+    with np.errstate(over="ignore"):
+        return np.clip(rows - v, -LARGEST, LARGEST)

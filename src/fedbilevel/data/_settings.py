@@ -1,0 +1,107 @@
+"""The `data` section of a run's spec."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
+
+from ..errors import SettingsError, UnknownName
+from ..names import PYTHON
+from ..settings import Count, Positive, about, settings
+from ._cache import fetch
+from ._catalogue import DATASETS, Entry, find
+from ._clients import Clients
+from ._dataset import Dataset
+from ._loading import load, load_function
+from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
+
+GENERATED = "generated"
+
+
+@settings
+class DataSettings:
+    """Which data, and how they are split across clients."""
+
+    name: Annotated[
+        str,
+        about(
+            "mnist, fashion-mnist, cifar10, digits (embedded), or one that an installed package adds; "
+            "python: data.function makes it; generated: the problem makes its own"
+        ),
+    ] = "mnist"
+    function: Annotated[
+        str | None, about("python: the function that returns a Dataset, as module:function; default: none")
+    ] = None
+    clients: Annotated[Count, about("registered clients")] = 100
+    partition: Annotated[
+        str, about("iid, shards (by label, as in the paper), dirichlet; or drawn, for any number of clients")
+    ] = "shards"
+    alpha: Annotated[Positive, about("dirichlet, drawn: the smaller, the less alike the clients")] = 0.5
+    shards_per_client: Annotated[Count, about("shards: how many a client gets")] = 2
+    rows_per_client: Annotated[int, Field(ge=2), about("drawn: how many rows a client draws from the table")] = 100
+    train_share: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        about("share of a client's rows for the lower loss; default: 0.5 for iid, else 0.8"),
+    ] = None
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set, fetched if it must be. It is loaded once, so that a function is not called again."""
+        self.check()
+        if self.name == PYTHON and self.function is not None:
+            return load_function(self.function)
+        return load(self.name)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes. An entry of the table tells it; for a function the data set is loaded."""
+        if self.name != PYTHON and isinstance(found := find(self.name), Entry):
+            return found.classes
+        return self.dataset.classes
+
+    def fetch(self) -> None:
+        """Put the files of the data set into the cache, if it has files that are not there."""
+        if self.name not in (GENERATED, PYTHON):
+            fetch(self.name)
+
+    def split(self, seed: int) -> tuple[Dataset, Partition | Drawn]:
+        """The data set, and which rows go to which client."""
+        parts = partition(
+            self.partition,
+            self.dataset.train_targets,
+            self.clients,
+            seed=seed,
+            alpha=self.alpha,
+            shards_per_client=self.shards_per_client,
+            rows_per_client=self.rows_per_client,
+            train_share=self.train_share,
+        )
+        return self.dataset, parts
+
+    def load(self, seed: int) -> tuple[Dataset, Clients]:
+        """The data set and its clients."""
+        dataset, parts = self.split(seed)
+        if isinstance(parts, Drawn):
+            return dataset, drawn_clients(dataset, parts)
+        return dataset, PartitionedClients(dataset, parts)
+
+    def check(self) -> None:
+        """Raise if a name is not known, or if the name and the function do not go together."""
+        if self.name == PYTHON:
+            if self.function is None:
+                raise SettingsError(
+                    "data.function is missing, and data.name is 'python'; "
+                    "set it to module:function, as in my_data:load"
+                )
+        elif self.name != GENERATED:
+            if self.name not in DATASETS:
+                raise UnknownName("data.name =", self.name, [*DATASETS, GENERATED, PYTHON])
+            if self.function is not None:
+                raise SettingsError(
+                    f"data.function = {self.function!r} is wrong: data.name is {self.name!r}; "
+                    "set data.name to 'python', or take the function out"
+                )
+        if self.partition not in KINDS:
+            raise UnknownName("data.partition =", self.partition, KINDS)

@@ -1,0 +1,75 @@
+"""The engines that a spec can name, with their settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from ..data import Clients
+from ..names import Names
+from ..problem import BilevelProblem, Over
+from ..settings import Count, Positive, about, settings
+from ._base import Engine
+from .loop import Loop
+from .simulation import Simulation
+
+
+@settings
+class SimulationSettings:
+    """All clients of a cohort in one program."""
+
+    over: Annotated[
+        Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
+    ] = None
+    memory_limit: Annotated[Count, about("MiB for a cohort's data and work; a larger one goes in chunks")] = 1024
+    devices: Annotated[Count | None, about("devices to spread clients over; default: all")] = None
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine for these clients."""
+        return Simulation(problem, clients, over=self.over, memory_limit=self.memory_limit, devices=self.devices)
+
+
+@settings
+class LoopSettings:
+    """Client by client, to debug, and for problems that JAX cannot trace."""
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine for these clients."""
+        return Loop(problem, clients)
+
+
+@settings
+class RaySettings:
+    """The simulation spread over a Ray cluster."""
+
+    actors: Annotated[Count, about("processes to spread clients over")] = 2
+    address: Annotated[
+        str | None, about("host:port of a cluster's head, or local; default: $RAY_ADDRESS, or local")
+    ] = None
+    timeout: Annotated[Positive, about("seconds after which an actor's part of a round is given up")] = 600.0
+    over: Annotated[
+        Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
+    ] = None
+    memory_limit: Annotated[Count, about("MiB for an actor's data and work; a larger part goes in chunks")] = 1024
+    devices: Annotated[Count | None, about("devices of an actor to spread clients over; default: all")] = None
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine for these clients, with its actors started."""
+        from .ray import Ray  # an extra, imported only when it is used
+
+        return Ray(
+            problem,
+            clients,
+            actors=self.actors,
+            address=self.address,
+            timeout=self.timeout,
+            over=self.over,
+            memory_limit=self.memory_limit,
+            devices=self.devices,
+        )
+
+
+ENGINES: Names[type[Any]] = Names(
+    "engines",
+    "federation.engine.name",
+    {"simulation": SimulationSettings, "loop": LoopSettings, "ray": RaySettings},
+)

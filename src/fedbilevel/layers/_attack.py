@@ -1,0 +1,182 @@
+"""Clients that lie, to test how a federation holds: a fixed set of them, drawn from a seed.
+
+Attackers speak the protocol: their replies have the right fields and shapes, and are finite. With u_i what an
+honest client would contribute to a field (its reply, or the difference to the vector that the reply is the next
+value of; always the reply, when the target is "message"), and μ and σ the mean and the standard deviation of the
+u_i of the honest clients of the cohort:
+
+    sign-flip    -s u_i
+    scaled        s u_i
+    alie          μ - s σ      (Baruch et al. 2019): as far off as still hides among the honest
+    ipm          -s μ          (Xie et al. 2020): against the mean of the honest
+    label-flip    honest work on the labels C-1, ..., 0 instead of 0, ..., C-1
+
+The attackers of `alie` and `ipm` know the honest replies of their round. Probes are answered honestly, as they are
+our measurements; a client with flipped labels answers them from the data that it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import NormalDist
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from .. import rng
+from ..data import ClientData, Clients, ClientSize, Part
+from ..engines import Call, Engine, Replies
+from ..errors import SettingsError
+from ..rng import Kind
+from ..settings import Positive, about, settings
+from ..steps import present
+
+Lie = Literal["sign-flip", "scaled", "alie", "ipm"]
+Target = Literal["update", "message"]
+FACTORS: dict[str, float] = {"sign-flip": -1.0, "scaled": 10.0, "ipm": -0.5}
+
+
+@settings
+class AttackSettings:
+    """Clients that lie, to see how the aggregator holds. Without a kind nobody lies."""
+
+    kind: Annotated[
+        Literal["sign-flip", "scaled", "alie", "ipm", "label-flip"] | None,
+        about("sign-flip, scaled, alie, ipm (of what is sent) or label-flip (of the data); default: no attack"),
+    ] = None
+    share: Annotated[Annotated[float, Field(ge=0, le=1)], about("share of the clients that attack")] = 0.2
+    scale: Annotated[
+        Positive | None,
+        about(
+            "factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, what hides among the honest for alie"
+        ),
+    ] = None
+    target: Annotated[
+        Target, about("what is twisted of a reply that is a vector's next value: its update, or the message")
+    ] = "update"
+
+    def wrap_clients(self, clients: Clients, classes: int | None, seed: int) -> Clients:
+        """The clients with the labels that they work on."""
+        if self.kind != "label-flip":
+            return clients
+        if classes is None:
+            raise SettingsError("attack.kind = 'label-flip' is wrong: the problem has no labels; use sign-flip")
+        return FlippedLabels(clients, attackers(clients.count, self.share, seed), classes)
+
+    def wrap(self, engine: Engine, seed: int) -> Engine:
+        """The engine with the replies that come out of it."""
+        if self.kind is None or self.kind == "label-flip":
+            return engine
+        return Attack(engine, kind=self.kind, share=self.share, scale=self.scale, target=self.target, seed=seed)
+
+
+class Attack:
+    """An engine some of whose clients lie in every round.
+
+    kind    what they send
+    share   of the registered clients
+    scale   s of the table above; by default a value that fits the kind
+    target  what u_i is where a reply is the next value of a vector: "update", the difference to it, or "message"
+    seed    decides who they are
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        kind: Lie,
+        share: float = 0.2,
+        scale: float | None = None,
+        target: Target = "update",
+        seed: int = 0,
+    ) -> None:
+        self.problem, self.clients = engine.problem, engine.clients
+        self.capabilities = engine.capabilities
+        self.attackers = attackers(engine.clients.count, share, seed)
+        self._engine, self._kind, self._scale, self._of = engine, kind, scale, target
+        usual = FACTORS.get(kind, 0.0)
+        self._factor = np.float32(usual if scale is None else math.copysign(scale, usual))
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        if call.kind is not Kind.ROUND:
+            yield from self._engine.replies(call)
+            return
+        if self._kind in ("sign-flip", "scaled"):
+            for chunk in self._engine.replies(call):
+                yield self._corrupted(call, chunk, lambda name, own: self._factor * own)
+            return
+        chunks = list(self._engine.replies(call))
+        target = {name: self._target(call, name, chunks) for name in _fields(chunks)}
+        for chunk in chunks:
+            yield self._corrupted(call, chunk, lambda name, own: target[name])
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _corrupted(self, call: Call, chunk: Replies, lie: Callable[[str, np.ndarray], Any]) -> Replies:
+        liars = [i for i, client in enumerate(chunk.clients) if client in self.attackers]
+        if not liars:
+            return chunk
+        changed = {}
+        for name in _fields([chunk]):
+            rows = np.array(getattr(chunk.reply, name))
+            before = self._before(call, name)
+            rows[liars] = before + lie(name, rows[liars] - before)
+            changed[name] = rows
+        return dataclasses.replace(chunk, reply=chunk.reply._replace(**changed))
+
+    def _target(self, call: Call, name: str, chunks: Sequence[Replies]) -> Any:
+        """What all attackers of the cohort contribute to a field; the honest are all, when there is no other."""
+        rows = np.concatenate([np.asarray(getattr(chunk.reply, name)) for chunk in chunks if chunk.clients])
+        honest = np.asarray([c not in self.attackers for chunk in chunks for c in chunk.clients])
+        own = (rows[honest] if honest.any() else rows) - self._before(call, name)
+        if self._kind == "ipm":
+            return self._factor * own.mean(0)
+        scale = hidden_scale(len(rows), int((~honest).sum())) if self._scale is None else self._scale
+        return own.mean(0) - np.float32(scale) * own.std(0)
+
+    def _before(self, call: Call, name: str) -> Any:
+        """What a contribution to a field is added to."""
+        given = call.before if self._of == "update" else {}
+        return np.asarray(given.get(name, np.float32(0)))
+
+
+class FlippedLabels:
+    """Clients of whom some have the label C-1-l wherever the data say l."""
+
+    def __init__(self, clients: Clients, attackers: frozenset[int], classes: int) -> None:
+        self.count, self.capacity = clients.count, clients.capacity
+        self.attackers, self._clients, self._classes = attackers, clients, classes
+
+    def size(self, client: int) -> ClientSize:
+        return self._clients.size(client)
+
+    def load(self, client: int) -> ClientData:
+        data = self._clients.load(client)
+        if client not in self.attackers:
+            return data
+        return ClientData(*(Part(part.inputs, self._classes - 1 - part.targets) for part in data))
+
+
+def attackers(clients: int, share: float, seed: int) -> frozenset[int]:
+    """Who attacks: a share of the clients, drawn at (seed, "attackers")."""
+    chosen = rng.generator(seed, "attackers").choice(clients, round(share * clients), replace=False)
+    return frozenset(int(c) for c in chosen)
+
+
+def hidden_scale(clients: int, liars: int) -> float:
+    """ALIE's s for m liars among n: with the honest who are further off than μ - s σ they are a majority.
+
+    s = Φ^{-1}((n - m - k) / (n - m)),  k = floor(n/2 + 1) - m;  kept between 0 and 3.
+    """
+    honest, helpers = clients - liars, clients // 2 + 1 - liars
+    share = (honest - helpers) / honest if honest else 1.0
+    return min(max(NormalDist().inv_cdf(min(max(share, 0.5), 0.9986)), 0.0), 3.0)
+
+
+def _fields(chunks: Sequence[Replies]) -> list[str]:
+    reply = next((chunk.reply for chunk in chunks if chunk.clients), None)
+    return [] if reply is None else present(reply)

@@ -1,0 +1,34 @@
+"""The one order in which layers stand around an engine.
+
+    chaos ( attack ( noise ( engine ) ) )
+
+Honest clients clip and add noise before anything leaves them. Attackers replace what they send after that, so they
+obey no bound. Faults of the network come last, and happen to honest clients and attackers alike, so that each of
+them is there to be noticed.
+"""
+
+from __future__ import annotations
+
+from ..engines import Engine
+from ..privacy import Privacy
+from ._attack import AttackSettings
+from ._chaos import Chaos, ChaosSettings
+from ._noise import NoisyReplies
+
+
+def stacked(
+    engine: Engine,
+    *,
+    privacy: Privacy | None = None,
+    attack: AttackSettings | None = None,
+    chaos: ChaosSettings | None = None,
+    seed: int = 0,
+) -> Engine:
+    """The engine with the layers that are asked for, in their order."""
+    if privacy is not None and privacy.mode == "local" and not engine.capabilities.adds_noise:
+        engine = NoisyReplies(engine, privacy)
+    if attack is not None:
+        engine = attack.wrap(engine, seed)
+    if chaos is not None:
+        engine = Chaos(engine, chaos)
+    return engine

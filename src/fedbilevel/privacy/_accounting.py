@@ -1,0 +1,112 @@
+"""What a private federation has spent: uploads are booked in the ledger, and epsilon is computed from the books.
+
+The uploads of one outer iteration come from one cohort. Given the cohort, k vectors with the sensitivity 2C and
+the noise σ C each are one Gaussian mechanism of multiplier σ / (2 √k), also when each depends on those before it
+(Dong, Roth and Su 2022, on composing Gaussian mechanisms). The cohort is drawn once for all k, as a fixed number
+of clients without replacement: its amplification applies to the k together and not to each (Wang, Balle and
+Kasiviswanathan 2019, theorem 27). Cohorts compose. Against a server that sees replies there is no amplification:
+local privacy is charged every upload of the client that sent the most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ..errors import SettingsError
+from ._settings import Privacy
+
+FINE = tuple(n / 2 for n in range(4, 11))
+ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+
+
+class CohortUploads(NamedTuple):
+    """Central privacy: so many clients were drawn together, and each uploaded so many vectors."""
+
+    cohort: int
+    vectors: int
+
+
+class ClientUploads(NamedTuple):
+    """Local privacy: one client, each of whose uploads is charged to it."""
+
+    client: int
+
+
+Release = CohortUploads | ClientUploads
+
+
+class Accountant:
+    """Books what a federation under privacy uploads, and computes what it has spent."""
+
+    def __init__(self, privacy: Privacy) -> None:
+        accounting()  # raises if the library is missing, before anything is uploaded
+        self.privacy = privacy
+
+    def book(self, releases: Counter[Release], clients: tuple[int, ...], before: int, uploads: int) -> None:
+        """Note what one round of a cohort uploaded, `before` vectors after the cohort was drawn.
+
+        Central privacy counts how many cohorts of a size uploaded so many vectors each, local privacy how many
+        vectors each client uploaded.
+        """
+        if self.privacy.mode == "local":
+            releases.update({ClientUploads(client): uploads for client in clients})
+            return
+        if before:
+            releases[CohortUploads(len(clients), before)] -= 1
+        releases[CohortUploads(len(clients), before + uploads)] += 1
+        for key in [key for key, count in releases.items() if count == 0]:
+            del releases[key]
+
+    def epsilon(self, releases: Mapping[Release, int], clients: int) -> float:
+        """ε at δ for what was booked, when there are so many registered clients."""
+        if not releases:
+            return 0.0
+        if self.privacy.mode == "local":
+            return local_epsilon(max(releases.values()), self.privacy.noise, self.privacy.delta)
+        spent = tuple(
+            (clients, key.cohort, key.vectors, count)
+            for key, count in sorted(releases.items())
+            if isinstance(key, CohortUploads)
+        )
+        return _epsilon(spent, self.privacy.noise / 2, self.privacy.delta)
+
+
+def local_epsilon(uploads: int, noise: float, delta: float) -> float:
+    """ε at δ of a client that uploaded so many vectors with the noise multiplier σ."""
+    return _epsilon(((1, 1, uploads, 1),), noise / 2, delta)
+
+
+def accounting() -> ModuleType:
+    """The accountant library, which only private runs need."""
+    try:
+        import dp_accounting
+    except ImportError:
+        raise SettingsError(
+            "privacy.mode needs an accountant; install it with: pip install 'fedbilevel[privacy]'"
+        ) from None
+    return dp_accounting
+
+
+@lru_cache(maxsize=64)
+def _epsilon(spent: tuple[tuple[int, int, int, int], ...], multiplier: float, delta: float) -> float:
+    """ε for `count` cohorts of so many clients that uploaded so many vectors each, for every entry of `spent`.
+
+    An upload is a Gaussian mechanism of this multiplier: deviation of the noise over the sensitivity.
+    """
+    dp = accounting()
+    events = []
+    for clients, cohort, uploads, count in spent:
+        together = dp.SelfComposedDpEvent(dp.GaussianDpEvent(multiplier), uploads)
+        sampled = dp.SampledWithoutReplacementDpEvent(clients, cohort, together)
+        events.append(dp.SelfComposedDpEvent(sampled if cohort < clients else together, count))
+    return epsilon_of(dp.ComposedDpEvent(events), delta, "REPLACE_ONE")
+
+
+def epsilon_of(event: Any, delta: float, relation: str, orders: tuple[float, ...] = ORDERS) -> float:
+    """ε at δ of an event of the accountant library, by Rényi accounting at these orders."""
+    accountant = accounting().rdp.RdpAccountant(orders, accounting().NeighboringRelation[relation])
+    return float(accountant.compose(event).get_epsilon(delta))

@@ -1,0 +1,313 @@
+"""The run folder: what a run writes, so that it can be read, compared and resumed.
+
+    spec.toml                the settings, with the defaults filled in
+    history.jsonl            one line for each evaluation
+    checkpoint.safetensors   the state, with its place in the run and the ledger in the header
+    checkpoint.1.safetensors, checkpoint.2.safetensors   the two before it
+    summary.json             rounds, bytes and seconds to each accuracy, and the ledger
+    environment.json         versions and machine
+    curve.png                accuracy against rounds
+    federation.json          on a real federation: its sites, and every job that it took
+
+Every file is written under a temporary name and renamed, so that a reader sees the old file or the new one, and
+never a part of one. Only the history is appended to in place; when a run is resumed, its history is cut back to
+the checkpoint. A checkpoint carries the SHA-256 of its own arrays and of the history up to it, and both are
+compared when the run is resumed. A run locks its folder. No pickle is read or written, and this room uses no name
+in a file as a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, final
+
+from ..errors import CheckpointError, RunFolderError, StorageError
+from ._checkpoint import Checkpoint, Seal, decode, encode
+from ._environment import environment
+from ._plan import Plan
+
+CHECKPOINTS = ("checkpoint.safetensors", "checkpoint.1.safetensors", "checkpoint.2.safetensors")  # newest first
+FILES = (
+    "spec.toml",
+    "history.jsonl",
+    CHECKPOINTS[0],
+    "summary.json",
+    "environment.json",
+    "curve.png",
+)
+FOLDERS = ("tensorboard", "clients")  # of logs, and of what clients keep
+LOCK = ".lock"
+FEDERATION = "federation.json"  # only a run on a real federation has it
+SOMETIMES = (*CHECKPOINTS[1:], FEDERATION)
+TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
+
+
+@final
+class RunFolder:
+    """A run folder on disk.
+
+    The process that opens it has it to itself until it calls `close`, or until the process ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+        self._history = _History(1)
+
+    def open(self, plan: Plan, *, resume: bool, overwrite: bool) -> Checkpoint | None:
+        """Make the folder ready for a run of this plan, and return the checkpoint to go on from, if there is one.
+
+        Raises `RunFolderError` if the folder holds something other than a run, holds a run and neither `resume`
+        nor `overwrite` is set, or is in use by another process.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"--out {self.path} is a file; name a folder")
+        if self._used() and not self.file("spec.toml").exists():
+            raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
+        checkpoint = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take()
+            if self._used() and resume:
+                self._check_unchanged(plan)
+                checkpoint = self.checkpoint(plan)
+            elif self._used() and overwrite:
+                self._clear()
+            elif self._used():
+                raise RunFolderError(
+                    f"--out {self.path} holds another run; choose another folder, --resume to go on with it, "
+                    "or --overwrite to start again"
+                )
+            # The spec comes first: a folder that has it holds a run, whatever happens next.
+            self._write("spec.toml", plan.to_toml())
+            reached = -1 if checkpoint is None else checkpoint.iteration
+            kept = [r for r in self.history() if r["iteration"] <= reached]
+            self._write("history.jsonl", _lines(kept))
+            self._history = _History(plan.every, kept)
+            self._write("environment.json", _json(environment()))
+        except OSError as error:
+            self.close()
+            raise RunFolderError(
+                f"--out {self.path} cannot be written: {error.strerror}; choose a folder that can"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        return checkpoint
+
+    def close(self) -> None:
+        """Release the folder.
+
+        The lock file stays. If it were deleted, a process that had opened it before and one that makes it anew
+        would lock two different files, and both would have the folder.
+        """
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take(self) -> None:
+        """Lock the folder. The system releases the lock when the process ends, even if it is killed."""
+        if self._lock is not None:
+            return
+        stream = self.file(LOCK).open("a+")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            stream.close()
+            raise RunFolderError(
+                f"--out {self.path} is in use by another run (process {owner}); "
+                "wait for its end or choose another folder"
+            ) from None
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        self._lock = stream
+
+    def _used(self) -> bool:
+        return self.path.is_dir() and any(p.name not in (LOCK, *TEMPORARY) for p in self.path.iterdir())
+
+    def file(self, name: str) -> Path:
+        """The path of a file in the folder."""
+        return self.path / name
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file under a temporary name and rename it, so that a reader sees the old file or the new one."""
+        try:
+            self._write(name, content)
+        except OSError as error:
+            raise self._failed(name, error) from None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a file of JSON."""
+        self.write(name, _json(value))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a line to the history."""
+        try:
+            with self.file("history.jsonl").open("a") as stream:
+                stream.write(_lines([record]))
+        except OSError as error:
+            raise self._failed("history.jsonl", error) from None
+        self._history.add(record)
+
+    def write_history(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the history by these lines."""
+        lines = list(records)
+        self.write("history.jsonl", _lines(lines))
+        self._history = _History(self._history.every, lines)
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        temporary = self.file(f".{name}.tmp")  # one of TEMPORARY
+        data = content.encode() if isinstance(content, str) else content
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.file(name))
+            self._sync()
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)  # half a file is of no use, and takes up space
+            raise
+
+    def _sync(self) -> None:
+        """Have the system write down the names in the folder: without it a rename may be lost with the power."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
+                raise
+        finally:
+            os.close(descriptor)
+
+    def _failed(self, name: str, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.file(name)} could not be written: {error.strerror}; what was written before is whole: "
+            "remedy that and go on with --resume"
+        )
+
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of the history; a last line that is only half written is left out."""
+        path = self.file("history.jsonl")
+        try:
+            lines = path.read_text().split("\n") if path.exists() else [""]
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} is not as it was written ({error}); put it back, or --overwrite to start again"
+            ) from None
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says."""
+        return dict(json.loads(self.file("summary.json").read_text()))
+
+    def environment(self) -> dict[str, Any]:
+        """What environment.json says."""
+        return dict(json.loads(self.file("environment.json").read_text()))
+
+    def save(self, plan: Plan, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and keep the two before it. There is no moment at which the folder has none."""
+        content = encode(checkpoint, Seal(plan.digest, self._history.digest))
+        try:
+            with self.file("history.jsonl").open("a") as stream:
+                os.fsync(stream.fileno())  # the checkpoint vouches for these lines
+            newest, second, third = map(self.file, CHECKPOINTS)
+            if second.exists():
+                second.replace(third)
+            if newest.exists():
+                spare = self.file(f".{second.name}.tmp")
+                spare.unlink(missing_ok=True)
+                spare.hardlink_to(newest)
+                spare.replace(second)
+            self._write(newest.name, content)
+        except OSError as error:
+            raise self._failed("checkpoint.safetensors", error) from None
+
+    def checkpoint(self, plan: Plan) -> Checkpoint | None:
+        """The newest checkpoint in the folder, or None if the run has not written one yet."""
+        present = [path for path in map(self.file, CHECKPOINTS) if path.exists()]
+        if not present:
+            return None
+        path, *older = present
+        remedy = "delete it to start this run again"
+        if older:
+            remedy = f"delete it to go on from {older[0].name}, the one before"
+        try:
+            checkpoint, seal = decode(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {remedy}") from None
+        if seal.plan != plan.digest:
+            raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
+        history = [r for r in self.history() if r["iteration"] <= checkpoint.iteration]
+        if seal.history != _History(plan.every, history).digest:
+            raise CheckpointError(
+                f"{self.file('history.jsonl')} is not as it was written: up to iteration {checkpoint.iteration} "
+                f"it differs from what {path.name} vouches for; put it back, or --overwrite to start again"
+            )
+        return checkpoint
+
+    def _check_unchanged(self, plan: Plan) -> None:
+        """Refuse to go on with other settings than the run was started with; only `stop` may change."""
+        path = self.file("spec.toml")
+        try:
+            written = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({error}); put it back, or --overwrite to start again"
+            ) from None
+        change = plan.change_since(written)
+        if change is not None:
+            raise RunFolderError(
+                f"--out {self.path} holds a run of another spec ({change}); only stop may change on resuming; "
+                "choose another folder, or --overwrite"
+            )
+
+    def _clear(self) -> None:
+        """Delete what runs write. The spec goes last, so that a folder cleared by half still counts as a run."""
+        for folder in FOLDERS:
+            shutil.rmtree(self.file(folder), ignore_errors=True)
+        for name in reversed((*FILES, *SOMETIMES, *TEMPORARY)):
+            self.file(name).unlink(missing_ok=True)
+
+
+@final
+class _History:
+    """A running SHA-256 of a history.
+
+    Only evaluations on the schedule count. The evaluation at the end of a budget may be off the schedule, and it
+    is taken out again when the run goes on with a larger budget.
+    """
+
+    def __init__(self, every: int, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.every, self._sum = every, hashlib.sha256()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if record["iteration"] % self.every == 0:
+            self._sum.update(_lines([record]).encode())
+
+    @property
+    def digest(self) -> str:
+        return self._sum.hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(r) + "\n" for r in records)

@@ -1,0 +1,236 @@
+"""The course of a run: its state, its place in the budget, and what is written down of it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import processes, rng
+from .._divergence import Restart, check_losses, smaller, suspect
+from ..algorithms import Algorithm
+from ..engines import ClientStates, Engine
+from ..errors import Diverged
+from ..federation import Federation
+from ..ledger import Ledger
+from ..privacy import Accountant, Privacy
+from ..problem import Task
+from ..record import Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
+from ..report import draw_curve
+from ..spec import EvaluateSettings, FederationSettings, StopSettings
+from ._budget import Budget
+from ._evaluation import evaluate, spent
+from ._watching import Observer, Progress
+
+RESTARTS = 8  # halvings after which a run that still diverges ends
+CLIENTS = "clients"  # the folder of what clients keep, in the run folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything that a run is made of, as objects.
+
+    plan    what a run folder is told of it
+    title   the run in one line
+    """
+
+    task: Task
+    algorithm: Algorithm
+    engine: Engine
+    federation: FederationSettings
+    privacy: Privacy
+    evaluate: EvaluateSettings
+    stop: StopSettings
+    seed: int
+    plan: Plan
+    title: str
+
+
+@dataclass(frozen=True)
+class _Good:
+    """A state to go back to."""
+
+    state: Any
+    iteration: int
+    ledger: dict[str, Any]
+    records: int
+
+
+class Course:
+    """The course of a run: its state, its place, and what is written down of it."""
+
+    def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int]) -> None:
+        self.setup, self.folder = setup, folder
+        self.algorithm = setup.algorithm
+        self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
+        self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
+        self.ended_early = False
+        self._accountant = None if setup.privacy.mode is None else Accountant(setup.privacy)
+        self._writes, self._compilations = folder is not None and processes.is_first(), compilations
+        self._states = setup.engine.capabilities.states
+        self._probed = _probed_clients(setup)
+        self._set_ledger(Ledger())
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready; go on from its checkpoint, or evaluate the start."""
+        kept: dict[str, str] = {}
+
+        def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
+            saved = self.folder and self.folder.open(self.setup.plan, resume=resume, overwrite=overwrite)
+            if self.folder is None or saved is None:
+                return 0, Ledger().to_mapping(), [], []
+            self.state = restore_state(self.state, saved.arrays)
+            kept.update(saved.clients)
+            return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
+
+        self.iteration, books, self.records, restarts = processes.from_first(opened)
+        self.restarts = [Restart(*each) for each in restarts]
+        for each in self.restarts:
+            self.algorithm = smaller(self.algorithm, each.setting, each.after)
+        self.state = processes.arrays_from_first(self.state)
+        if self._states is not None and self.folder is not None:
+            self._open_states(self._states, self.folder.path / CLIENTS, kept)
+        self._set_ledger(Ledger.from_mapping(books))
+        records, every = self.records, self.setup.evaluate.every
+        if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
+            records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run goes on
+            self._rewrite_history()
+        if not records:
+            self._evaluate()
+        self._good = self._here()
+
+    def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
+        """Go on from what clients kept. Of several processes the first has the files and sends them on.
+
+        The others have a temporary folder of their own, as the run folder is the first one's alone.
+        """
+        if processes.is_first():
+            states.place(folder)
+        states.load(processes.from_first(lambda: kept))
+        if processes.are_several():
+            files = processes.from_first(states.packed)
+            if not processes.is_first():
+                states.unpack(files)
+
+    def advance(self, observers: Sequence[Observer]) -> None:
+        """Outer iterations until the budget is spent, or an observer ends the run."""
+        rules, budget, record = self.setup.evaluate, self._budget, self.records[-1]
+        while not budget.spent(self.iteration, record):
+            self.state = self.algorithm.step(self.fed, self.state)
+            self.iteration += 1
+            last = budget.spent(self.iteration, record)
+            if self.iteration % rules.every == 0 or last:
+                record = self._evaluate()
+                last = budget.spent(self.iteration, record)
+            if self.iteration % rules.checkpoint_every == 0 or last:
+                self._save()
+            share = budget.share(self.iteration, record)
+            progress = Progress(self.iteration, self.ledger.rounds, self.ledger.seconds, share, record)
+            if self._told_to_end(observers, progress) and not last:
+                self.ended_early = True
+                if record["iteration"] != self.iteration:
+                    self._evaluate()
+                self._save()
+                return
+
+    def _told_to_end(self, observers: Sequence[Observer], progress: Progress) -> bool:
+        """Tell all observers, and ask whether one of them ends the run. Of several processes the first decides."""
+        told = [observer(progress) for observer in observers]
+        return processes.from_first(lambda: any(answer is True for answer in told))
+
+    def go_back(self, error: Diverged) -> bool:
+        """Return to the last good state with half of the step size to blame; False when that is of no use."""
+        found = suspect(self.algorithm, error)
+        if found is None or len(self.restarts) == RESTARTS:
+            return False
+        (setting, value), good = found, self._good
+        lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
+        self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
+        self.algorithm = smaller(self.algorithm, setting, value / 2)
+        self.state, self.iteration = good.state, good.iteration
+        back = Ledger.from_mapping(good.ledger)
+        back.releases = self.ledger.releases  # an upload cannot be taken back
+        self._set_ledger(back)
+        del self.records[good.records :]
+        self._rewrite_history()
+        return True
+
+    def finish(self, **more: Any) -> dict[str, Any]:
+        """The summary and the curve, whether the run ended well or not."""
+        ledger = self.ledger
+        figures: dict[str, Any] = {
+            "seconds": ledger.seconds,
+            "compilations": self._compilations[0],
+            "peak_memory_mb": _peak_memory(),
+        }
+        figures |= spent(self._accountant, self.fed)
+        if self.restarts:
+            figures["restarts"] = [each._asdict() for each in self.restarts]
+        if self.ended_early:
+            figures["ended_by"] = "observer"
+        summary = summarise(self.records, ledger.to_mapping(), **figures, spec=self.setup.plan.digest, **more)
+        if self.folder is not None and self._writes:
+            self.folder.write_json("summary.json", summary)
+            draw_curve(self.records, self.folder.file("curve.png"), self.setup.title)
+        return summary
+
+    def _set_ledger(self, ledger: Ledger) -> None:
+        setup, rules = self.setup, self.setup.federation
+        self.ledger = ledger
+        self.fed = Federation(
+            setup.engine,
+            seed=setup.seed,
+            min_replies=rules.min_replies,
+            policies=rules.policies(setup.privacy),
+            weighting=rules.weighting,
+            gather=rules.gather(setup.privacy),
+            accountant=self._accountant,
+            ledger=ledger,
+        )
+        self._budget = Budget(setup.stop, self.fed)
+
+    def _save(self) -> None:
+        """Make this the state to go back to, and to resume from."""
+        self._good = self._here()
+        if self.folder is not None and self._writes:
+            kept = {} if self._states is None else self._states.save(self.ledger.clock)
+            books, restarts = self.ledger.to_mapping(), tuple(self.restarts)
+            arrays = flatten_state(self.state)
+            self.folder.save(self.setup.plan, Checkpoint(arrays, self.iteration, books, restarts, kept))
+        self.fed.settle()
+
+    def _here(self) -> _Good:
+        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records))
+
+    def _rewrite_history(self) -> None:
+        if self.folder is not None and self._writes:
+            self.folder.write_history(self.records)
+
+    def _evaluate(self) -> dict[str, Any]:
+        setup = self.setup
+        record = evaluate(
+            self.fed, setup.task, setup.algorithm, self._accountant, self.state, self.iteration, self._probed
+        )
+        if self.restarts:
+            record["restarts"] = len(self.restarts)
+        self.records.append(record)
+        if self.folder is not None and self._writes:
+            self.folder.append(record)
+        check_losses(record, self.records[0])
+        return record
+
+
+def _probed_clients(setup: Setup) -> tuple[int, ...]:
+    """The clients whose losses are probed: the same ones throughout a run, so that curves are smooth."""
+    clients = setup.task.clients.count
+    count = min(setup.evaluate.clients, clients)
+    chosen = rng.generator(setup.seed, "evaluate").choice(clients, count, replace=False)
+    return tuple(int(c) for c in sorted(chosen))
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))

@@ -1,0 +1,77 @@
+"""One evaluation of a run: what is measured at the server, what is probed at clients, and what the books say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._probes import losses
+from ..algorithms import Algorithm, Reporting
+from ..federation import Federation
+from ..ledger import BY, Ledger, counted
+from ..privacy import Accountant
+from ..problem import Task
+from ..record import number
+from ..steps import Sample
+
+
+def evaluate(
+    fed: Federation,
+    task: Task,
+    algorithm: Algorithm,
+    accountant: Accountant | None,
+    state: Any,
+    iteration: int,
+    probed: tuple[int, ...],
+) -> dict[str, Any]:
+    """The line of the history for this state."""
+    under_way = task.measure(state.x, state.y)  # not waited for until the probe is done too
+    upper = lower = None
+    if accountant is None:  # under privacy, losses of clients would be uploads without noise
+        means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
+        upper, lower = number(means.upper), number(means.lower)
+    measured = {name: number(value) for name, value in under_way.items()}
+    ledger = fed.ledger
+    return {
+        "iteration": iteration,
+        "rounds": ledger.rounds,
+        "bytes_up": ledger.bytes_up,
+        "bytes_down": ledger.bytes_down,
+        "seconds": round(ledger.seconds, 4),
+        "test_accuracy": measured.pop("test_accuracy", None),
+        "test_loss": measured.pop("test_loss", None),
+        "upper_loss": upper,
+        "lower_loss": lower,
+        **measured,
+        **({} if accountant is None else {"epsilon": number(_epsilon(accountant, fed))}),
+        **_refused(ledger),
+        **_reported(algorithm, state),
+    }
+
+
+def spent(accountant: Accountant | None, fed: Federation) -> dict[str, Any]:
+    """What a private run has spent, for its summary."""
+    if accountant is None:
+        return {}
+    privacy, releases = accountant.privacy, fed.ledger.releases
+    uploads: Any = max(releases.values(), default=0)
+    if privacy.mode == "central":
+        uploads = [{**key._asdict(), "cohorts": count} for key, count in releases.items()]
+    told = {"mode": privacy.mode, "epsilon": number(_epsilon(accountant, fed)), "delta": privacy.delta}
+    return {"privacy": told | {"noise": privacy.noise, "uploads": uploads}}
+
+
+def _epsilon(accountant: Accountant, fed: Federation) -> float:
+    return accountant.epsilon(fed.ledger.releases, fed.engine.clients.count)
+
+
+def _refused(ledger: Ledger) -> dict[str, Any]:
+    """The replies that were not used so far, by reason and by client; nothing where all were used."""
+    if not ledger.rejected:
+        return {}
+    return {"rejected": {by: counted(ledger.rejected, by) for by in BY}}
+
+
+def _reported(algorithm: Algorithm, state: Any) -> dict[str, float | None]:
+    """What the algorithm itself tells of its state, such as the disagreement of agents."""
+    report = algorithm.report(state) if isinstance(algorithm, Reporting) else {}
+    return {name: number(value) for name, value in report.items()}

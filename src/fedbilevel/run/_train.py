@@ -1,0 +1,254 @@
+"""`train`: a run of objects, with or without a folder. `run`: a run of a spec, which makes the objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jax
+
+from .._divergence import advice
+from ..algorithms import ALGORITHMS, Algorithm
+from ..data import Clients, Part
+from ..engines import ENGINES, Engine
+from ..errors import Diverged, SettingsError, StepError, TooFewReplies
+from ..layers import AttackSettings, ChaosSettings, stacked
+from ..names import address_of
+from ..privacy import Privacy
+from ..problem import BilevelProblem, Problem, Task, task_with_test
+from ..record import Plan, RunFolder
+from ..settings import choose, from_mapping, is_settings, named, to_mapping
+from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
+from ._course import Course, Setup
+from ._watching import Observer, Result
+
+OnDivergence = Literal["stop", "restart"]
+S = TypeVar("S")
+
+
+def train(
+    problem: BilevelProblem,
+    clients: Clients,
+    algorithm: Algorithm,
+    *,
+    stop: StopSettings | Mapping[str, Any],
+    engine: Engine | Mapping[str, Any] | str | None = None,
+    federation: FederationSettings | Mapping[str, Any] | None = None,
+    evaluate: EvaluateSettings | Mapping[str, Any] | None = None,
+    privacy: Privacy | Mapping[str, Any] | None = None,
+    attack: AttackSettings | Mapping[str, Any] | None = None,
+    chaos: ChaosSettings | Mapping[str, Any] | None = None,
+    test: Part | None = None,
+    measure: Any = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+    on_divergence: OnDivergence = "stop",
+    spec: Spec | None = None,
+) -> Result:
+    """Train a problem on clients by an algorithm, until the budget is spent.
+
+    problem, clients, algorithm   any objects of these kinds, this library's or the user's own
+    stop            the budget: `{"rounds": 60}`, iterations, seconds or accuracy
+    engine          an engine, the name of one, or a table such as `{"name": "ray", "actors": 4}`; it takes the
+                    place of the one in `federation`. An engine that is given as an object is left open
+    federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
+    test            rows at the server, on which the problem's metrics are measured
+    measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
+    out             a run folder. With one, the run can be resumed, bit for bit, and leaves its history, its
+                    summary and a curve
+    observers       are told of every outer iteration; one that returns True ends the run
+    on_divergence   a run that diverges stops; with "restart" it goes back to its last checkpoint and halves the
+                    step size that is likely to blame
+    spec            the spec that the objects were made from, for the folder; `run` gives it
+
+    Everything is checked before the folder is made. Of several processes (`fedbilevel.processes`) the first alone
+    reads and writes the folder, and all return the same result.
+    """
+    rules = _section(FederationSettings, federation, "federation")
+    task = _measured(problem, clients, test, measure)
+    evaluation, budget = _section(EvaluateSettings, evaluate, "evaluate"), _section(StopSettings, stop, "stop")
+    private, liars = _section(Privacy, privacy, "privacy"), _section(AttackSettings, attack, "attack")
+    faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
+    if isinstance(engine, str | Mapping):
+        rules = _with_engine(rules, choose(ENGINES, engine, "federation.engine"))
+    check_parts(algorithm, clients.count, rules, liars, private, budget)
+    if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
+        raise SettingsError(
+            "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
+            "labels, as attack.wrap_clients(clients, classes, seed) makes them"
+        )
+    if out is None and (resume or overwrite):
+        raise SettingsError("resume and overwrite need a run folder; give out")
+    with ExitStack() as stack:
+        compilations = stack.enter_context(_counting_compilations())
+        folder = None if out is None else stack.enter_context(closing(RunFolder(Path(out))))
+        if engine is None or isinstance(engine, str | Mapping):
+            base = stack.enter_context(closing(rules.build(problem, clients)))
+        else:
+            base = engine
+        setup = Setup(
+            task=task,
+            algorithm=algorithm,
+            engine=stacked(base, privacy=private, attack=liars, chaos=faults, seed=seed),
+            federation=rules,
+            privacy=private,
+            evaluate=evaluation,
+            stop=budget,
+            seed=seed,
+            plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
+            title=f"{type(algorithm).__name__}, {clients.count} clients",
+        )
+        if spec is not None:
+            setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title)
+        course = Course(setup, folder, compilations)
+        course.open(resume=resume, overwrite=overwrite)
+        _carry_out(course, observers, on_divergence)
+        summary = course.finish()
+    x, y = problem.flat_x.restore(course.state.x), problem.flat_y.restore(course.state.y)
+    return Result(None if folder is None else folder.path, summary, course.records, x, y)
+
+
+def run(
+    spec: Spec,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+    on_divergence: OnDivergence = "stop",
+    chaos: ChaosSettings | None = None,
+    task: Task | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Run a spec into a folder, or go on with it: make the objects that the spec describes, and train them.
+
+    `task` and `engine` take the place of those that the spec would make; `chaos` puts faults around the engine.
+    """
+    made = _task(spec) if task is None else task
+    return train(
+        made.problem,
+        spec.clients(made),
+        spec.algorithm,
+        stop=spec.stop,
+        engine=engine,
+        federation=spec.federation,
+        evaluate=spec.evaluate,
+        privacy=spec.privacy,
+        attack=spec.attack,
+        chaos=chaos,
+        measure=made.measure,
+        seed=spec.seed,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        observers=observers,
+        on_divergence=on_divergence,
+        spec=spec,
+    )
+
+
+def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
+    """Advance to the end. What was reached before an error is kept, with the reason why the run ended."""
+    while True:
+        try:
+            course.advance(observers)
+            return
+        except Diverged as error:
+            if on_divergence == "restart" and course.go_back(error):
+                continue
+            where = f"outer iteration {course.iteration or 1}: "
+            told = Diverged(f"{where}{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
+            course.finish(failure=str(told))
+            raise told from None
+        except (StepError, TooFewReplies) as error:
+            course.finish(failure=str(error))
+            raise
+
+
+def _section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S:
+    """The settings of a section: as they are, from a mapping, or by default."""
+    if given is None or isinstance(given, Mapping):
+        return from_mapping(cls, given or {}, where)
+    return given
+
+
+def _with_engine(rules: FederationSettings, engine: Any) -> FederationSettings:
+    values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(rules)}
+    return FederationSettings(**values | {"engine": engine})
+
+
+def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Any) -> Task:
+    """The problem and its clients with all that is measured at the server."""
+    if test is None:
+        return Task(problem, clients, measure or (lambda x, y: {}))
+    if not isinstance(problem, Problem) or problem.metrics is None:
+        raise SettingsError("test has rows, and the problem has no metrics to measure on them; give it metrics")
+    own = task_with_test(problem, clients, test)
+    if measure is None:
+        return own
+    return own._replace(measure=lambda x, y: {**own.measure(x, y), **measure(x, y)})
+
+
+def _plan(
+    task: Task,
+    algorithm: Algorithm,
+    federation: FederationSettings,
+    attack: AttackSettings,
+    privacy: Privacy,
+    evaluate: EvaluateSettings,
+    stop: StopSettings,
+    seed: int,
+) -> Plan:
+    """What can be said in TOML of a run of objects."""
+    own = named(ALGORITHMS, algorithm) if is_settings(type(algorithm)) else {"class": address_of(type(algorithm))}
+    sizes = {"size_x": task.problem.size_x, "size_y": task.problem.size_y}
+    values = {
+        "seed": seed,
+        "problem": {"class": address_of(type(task.problem)), **sizes},
+        "data": {"clients": task.clients.count},
+        "algorithm": own,
+        "federation": to_mapping(federation),
+        "attack": to_mapping(attack),
+        "privacy": to_mapping(privacy),
+        "evaluate": to_mapping(evaluate),
+        "stop": to_mapping(stop),
+    }
+    decisive = {name: section for name, section in values.items() if name != "stop"}
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    return Plan(values, digest, evaluate.every)
+
+
+def _task(spec: Spec) -> Task:
+    try:
+        return spec.task()
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        raise SettingsError(
+            f"the problem and its data do not fit into memory; use less in problem or data ({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextmanager
+def _counting_compilations() -> Iterator[list[int]]:
+    """Counts the programs that XLA compiles meanwhile."""
+    count = [0]
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        count[0] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,0 +1,52 @@
+"""What only several parts of a run together can tell: whether they fit."""
+
+from __future__ import annotations
+
+from ..aggregate import AGGREGATORS
+from ..algorithms import Algorithm, Checked
+from ..errors import SettingsError
+from ..layers import AttackSettings
+from ..privacy import Privacy
+from ..settings import named
+from ._sections import FederationSettings, StopSettings
+
+
+def check_parts(
+    algorithm: Algorithm,
+    clients: int,
+    federation: FederationSettings,
+    attack: AttackSettings,
+    privacy: Privacy,
+    stop: StopSettings,
+) -> None:
+    """Raise `SettingsError`, naming the field, if the parts of a run do not fit."""
+    if isinstance(algorithm, Checked):
+        try:
+            algorithm.check(clients)
+        except SettingsError as error:
+            raise SettingsError(f"algorithm.{error}") from None
+    if federation.min_replies > clients:
+        raise SettingsError(
+            f"federation.min_replies = {federation.min_replies} is wrong: there are {clients} clients"
+        )
+    try:
+        privacy.check(federation.weighting, federation.rule)
+        federation.policies(privacy)
+    except SettingsError as error:
+        raise SettingsError(f"federation.{error}") from None
+    if not algorithm.needs_server:
+        _check_without_server(federation, attack, privacy)
+    stop.check()
+
+
+def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:
+    """Clients that mix with their neighbours have nobody who could put replies together in another way."""
+    for field, value in {
+        "federation.aggregator": federation.rule and named(AGGREGATORS, federation.rule)["name"],
+        "attack.kind": None if attack.kind == "label-flip" else attack.kind,
+        "privacy.mode": privacy.mode,
+    }.items():
+        if value is not None:
+            raise SettingsError(
+                f"{field} = {value!r} is wrong: the algorithm has no server; take it out, or use fbo-aggitd"
+            )

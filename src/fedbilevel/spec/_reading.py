@@ -1,0 +1,114 @@
+"""Specs from TOML: files that come with the library or the user's own, and settings changed on the command line.
+
+Everything is checked before a run makes its folder, and an error names field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ..data import GENERATED
+from ..errors import SettingsError
+from ..settings import choose, from_mapping, suggestion
+from ._checks import check_parts
+from ._spec import CHOSEN, ORDER, SECTIONS, Spec
+
+
+def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Spec:
+    """A spec from a TOML file, or the name of one that comes with the library; by default it is the demo.
+
+    `overrides` are {"algorithm.N": 5} or ["algorithm.N=5"], as `--set` takes them.
+    """
+    raw = _read(source)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
+    changes = dict(pairs)
+    for key in sorted(changes, key=lambda k: (not k.endswith(".name"), k.count("."))):  # names before their fields
+        _override(raw, key, changes[key])
+    return parse(raw)
+
+
+def parse(raw: Mapping[str, Any]) -> Spec:
+    """Check parsed TOML and build the spec; errors name field, value and remedy."""
+    for key in raw:
+        if key not in (*ORDER, "seed"):
+            raise SettingsError(f"{key} is not a section; {suggestion(key, [*ORDER, 'seed'])}")
+    seed = raw.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise SettingsError(f"seed = {seed!r} is wrong: use a whole number from 0 to {2**32 - 1}")
+    made: dict[str, Any] = {}
+    for section in ORDER:
+        values = raw.get(section, {})
+        if not isinstance(values, Mapping):
+            raise SettingsError(f"{section} = {values!r} is wrong: it is a section, as in [{section}]")
+        if section in CHOSEN:
+            made[section] = choose(CHOSEN[section], values, section)
+        else:
+            made[section] = from_mapping(SECTIONS[section], values, section)
+    spec = Spec(**made, seed=seed)
+    if spec.problem.makes_data:
+        spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, name=GENERATED))
+    if spec.data.name == GENERATED and not spec.problem.makes_data:
+        raise SettingsError(
+            "data.name = 'generated' is wrong: this problem needs a data set; use mnist, or digits (embedded)"
+        )
+    spec.data.check()
+    check_parts(spec.algorithm, spec.data.clients, spec.federation, spec.attack, spec.privacy, spec.stop)
+    return spec
+
+
+def _read(source: str | Path | None) -> dict[str, Any]:
+    name = "demo" if source is None else str(source)
+    packaged = resources.files("fedbilevel") / "specs" / f"{name}.toml"
+    try:
+        text = packaged.read_text() if packaged.is_file() else Path(name).read_text()
+        return tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(
+            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo', 'paper' or 'sites'"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"spec {name} is not TOML: {error}") from None
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set {text} is wrong: write key=value, as in --set algorithm.N=5")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), None if value.strip().lower() == "none" else value.strip()
+
+
+def _override(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key; None takes it out. Another `name` drops the keys that belong to the old one."""
+    *path, last = key.split(".")
+    if path and isinstance(value, str) and isinstance(_at(raw, key), dict):  # a bare name for a table
+        path, last = [*path, last], "name"
+    target = raw
+    for depth, part in enumerate(path):
+        inner = target.setdefault(part, {})
+        if isinstance(inner, str) and depth:  # a bare name of a table
+            inner = target[part] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise SettingsError(f"{key} is not a setting: {part} is not a section")
+        target = inner
+    if last == "name" and path != ["data"] and target.get("name") != value:
+        target.clear()
+    if value is None:
+        target.pop(last, None)
+    else:
+        target[last] = value
+
+
+def _at(raw: dict[str, Any], key: str) -> Any:
+    """What stands at a key, or None."""
+    found: Any = raw
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found

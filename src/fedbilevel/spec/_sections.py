@@ -1,0 +1,107 @@
+"""The sections of a spec that say how a run goes: its federation, its evaluation, its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from .._collection import Weighting
+from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by
+from ..data import Clients
+from ..engines import ENGINES, Engine, SimulationSettings
+from ..errors import SettingsError
+from ..names import Names
+from ..policies import Policies
+from ..privacy import NoisySum, Privacy
+from ..problem import BilevelProblem
+from ..settings import Count, Positive, about, choose, settings
+
+
+@settings
+class FederationSettings:
+    """How clients are run, and how their replies are put together."""
+
+    choices: ClassVar[Mapping[str, Names[type[Any]]]] = {"engine": ENGINES, "aggregator": AGGREGATORS}
+
+    engine: Annotated[Any, about("what runs the clients")] = dataclasses.field(default_factory=SimulationSettings)
+    aggregator: Annotated[Any, about("what puts the replies of a round together, each field on its own")] = (
+        dataclasses.field(default_factory=WeightedMean)
+    )
+    weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
+    min_replies: Annotated[
+        Count | Annotated[float, Field(gt=0, le=1)],
+        about("a round with fewer valid replies ends the run: a number, or a share of the clients asked"),
+    ] = 1
+    deadline: Annotated[
+        Positive | None, about("seconds after which a reply is not used; default: all are waited for")
+    ] = None
+    retries: Annotated[
+        Annotated[int, Field(ge=0, lt=2**31)],
+        about("how often clients without a valid reply are asked again in a round"),
+    ] = 0
+    oversample: Annotated[
+        Annotated[float, Field(ge=0)],
+        about("share of clients asked beyond the cohort; the first valid replies are used"),
+    ] = 0.0
+    strikes: Annotated[
+        Count | Literal["never"], about("bad replies in a row after which a client is excluded for a while")
+    ] = 3
+    exclusion_rounds: Annotated[Count, about("rounds for which such a client is excluded")] = 50
+
+    def __post_init__(self) -> None:
+        for name, table in self.choices.items():
+            object.__setattr__(self, name, choose(table, getattr(self, name), f"federation.{name}"))
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine that is chosen, for these clients."""
+        try:
+            engine: Engine = self.engine.build(problem, clients)
+        except SettingsError as error:
+            raise SettingsError(f"federation.engine.{error}") from None
+        return engine
+
+    def policies(self, privacy: Privacy) -> Policies:
+        """What the federation tolerates."""
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Policies)}
+        made = Policies(**shared | {"strikes": None if self.strikes == "never" else self.strikes})
+        return made if privacy.mode is None else made.under_privacy()
+
+    @property
+    def rule(self) -> Rule | None:
+        """The aggregator, if it is another than the mean."""
+        return None if isinstance(self.aggregator, WeightedMean) else self.aggregator
+
+    def gather(self, privacy: Privacy) -> Gather:
+        """What makes the accumulator of each round."""
+        if privacy.mode == "central":
+            return lambda call: NoisySum(privacy, call)
+        return gather_by(self.rule)
+
+
+@settings
+class EvaluateSettings:
+    """When a run is measured and saved."""
+
+    every: Annotated[Count, about("outer iterations between two evaluations")] = 1
+    clients: Annotated[Count, about("clients on whose data upper_loss and lower_loss are probed")] = 10
+    checkpoint_every: Annotated[Count, about("outer iterations between two checkpoints")] = 10
+
+
+@settings
+class StopSettings:
+    """When a run ends: at the first of these that is reached. An iteration that would exceed it is not begun."""
+
+    rounds: Annotated[Count | None, about("communication rounds")] = None
+    iterations: Annotated[Count | None, about("outer iterations")] = None
+    seconds: Annotated[Positive | None, about("seconds of training, evaluation not counted")] = None
+    accuracy: Annotated[Annotated[float, Field(gt=0, le=1)] | None, about("test accuracy, as a share of 1")] = None
+
+    def check(self) -> None:
+        """Raise if there is no limit at all."""
+        if all(value is None for value in dataclasses.astuple(self)):
+            raise SettingsError(
+                "stop has no limit; set stop.rounds, stop.iterations, stop.seconds or stop.accuracy"
+            )

@@ -1,0 +1,90 @@
+"""The spec of a run: everything that decides it, as checked and frozen objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from ..algorithms import ALGORITHMS, Algorithm
+from ..data import Clients, DataSettings
+from ..layers import AttackSettings
+from ..names import Names
+from ..privacy import Privacy
+from ..problem import Task
+from ..problems import PROBLEMS, ProblemSettings
+from ..record import Plan
+from ..settings import named, to_mapping
+from ._sections import EvaluateSettings, FederationSettings, StopSettings
+
+CHOSEN: Mapping[str, Names[type[Any]]] = {"problem": PROBLEMS, "algorithm": ALGORITHMS}
+SECTIONS: Mapping[str, type[Any]] = {
+    "data": DataSettings,
+    "federation": FederationSettings,
+    "attack": AttackSettings,
+    "privacy": Privacy,
+    "evaluate": EvaluateSettings,
+    "stop": StopSettings,
+}
+ORDER = ("problem", "data", "algorithm", "federation", "attack", "privacy", "evaluate", "stop")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that decides a run."""
+
+    problem: ProblemSettings
+    data: DataSettings
+    algorithm: Algorithm
+    federation: FederationSettings
+    attack: AttackSettings
+    privacy: Privacy
+    evaluate: EvaluateSettings
+    stop: StopSettings
+    seed: int = 0
+
+    def to_mapping(self, changed: bool = False) -> dict[str, Any]:
+        """The resolved spec as TOML values; `parse` is the way back. `changed` leaves out what is by default."""
+        made: dict[str, Any] = {"seed": self.seed}
+        for section in ORDER:
+            value = getattr(self, section)
+            if section in CHOSEN:
+                made[section] = named(CHOSEN[section], value, changed)
+            else:
+                made[section] = to_mapping(value, changed)
+        return {section: values for section, values in made.items() if values != {}}
+
+    def to_toml(self) -> str:
+        """The resolved spec as TOML."""
+        return tomli_w.dumps(self.to_mapping())
+
+    @property
+    def digest(self) -> str:
+        """Names the trajectory: two specs with the same digest differ at most in when they stop."""
+        values = {k: v for k, v in self.to_mapping(changed=True).items() if k != "stop"}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def plan(self) -> Plan:
+        """What a run folder has to know of the run."""
+        return Plan(self.to_mapping(), self.digest, self.evaluate.every)
+
+    @property
+    def title(self) -> str:
+        """The run in one line."""
+        data = self.data.name if self.problem.makes_data else f"{self.data.name}, {self.data.partition}"
+        names = [named(CHOSEN[section], getattr(self, section))["name"] for section in ("algorithm", "problem")]
+        return f"{names[0]} on {names[1]} ({data}), {self.data.clients} clients"
+
+    def task(self) -> Task:
+        """Load the data and build the problem."""
+        return self.problem.task(self.data, self.seed)
+
+    def clients(self, task: Task) -> Clients:
+        """The clients of a task with the labels that they work on, which an attack may have flipped."""
+        classes = None if self.problem.makes_data else self.data.classes
+        return self.attack.wrap_clients(task.clients, classes, self.seed)

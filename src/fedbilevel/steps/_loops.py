@@ -1,0 +1,92 @@
+"""Local loops of a client: a walk along draws, and the SVRG and SGD steps that most methods are made of.
+
+The value that moves is a vector or any pytree of them. A stream that is as long as the longest client's has steps
+that are not a client's own; there the value stays as it is. Where the value is not of arrays of JAX and the draws
+are not traced, as with an oracle of another library, the same walk is an ordinary Python loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._samples import Draw, Stream
+
+PyTree = Any
+
+
+def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree:
+    """Apply `move(value, draw, ...)` along one or several streams, which have the same number of steps."""
+    if not _of_jax(start, streams):
+        return _walked(move, start, streams)
+    start = jax.tree.map(jnp.asarray, start)
+
+    def body(value: PyTree, item: tuple[Stream, ...]) -> tuple[PyTree, None]:
+        active = item[0].active
+        for other in item[1:]:
+            active = active & other.active
+        moved = move(value, *(stream.draws for stream in item))
+        return jax.tree.map(lambda new, old: jnp.where(active, new, old), moved, value), None
+
+    return lax.scan(body, start, streams)[0]
+
+
+def _of_jax(value: PyTree, streams: tuple[Stream, ...]) -> bool:
+    """Whether a walk is JAX's: its value is, or its draws are, and then the value may have plain numbers too."""
+    return all(isinstance(leaf, Array) for leaf in jax.tree.leaves(value)) or any(
+        isinstance(leaf, Array) for leaf in jax.tree.leaves(streams)
+    )
+
+
+def _walked(move: Callable[..., PyTree], value: PyTree, streams: tuple[Stream, ...]) -> PyTree:
+    """The walk without tracing, for values of another library."""
+    for i in range(len(streams[0].active)):
+        if all(stream.active[i] for stream in streams):
+            draws = [stream.draws for stream in streams]
+            value = move(value, *(d if d.index is None else Draw(d.index[i], d.weight[i]) for d in draws))
+    return value
+
+
+def svrg(
+    gradient: Callable[[PyTree, Draw], PyTree], anchor: PyTree, q: PyTree, step: Array | float, stream: Stream
+) -> PyTree:
+    """SVRG-type local steps from the anchor a:  v ← v - step (∇(v; b) - ∇(a; b) + q)  along the draws b.
+
+    At v = a the two gradients are equal whatever b is, so the first step is v = a - step q and costs nothing.
+    On full batches ∇(a; b) is the same at every step and is computed once; on others the two gradients are one
+    batched computation, as a small step costs its number of operations and not their size.
+    """
+    if not _of_jax(anchor, (stream,)):
+
+        def plain(v: PyTree, b: Draw) -> PyTree:
+            return jax.tree.map(
+                lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b), q
+            )
+
+        return walk(plain, anchor, stream)
+    first = jax.tree.map(lambda a, c: jnp.where(stream.active[0], a - step * c, a), anchor, q)
+    rest = jax.tree.map(lambda a: a[1:], stream)
+    if stream.active.shape[0] == 1:
+        return first
+    if stream.draws.index is None:
+        correction = jax.tree.map(lambda c, g: c - g, q, gradient(anchor, stream.draws))
+
+        def corrected(v: PyTree, b: Draw) -> PyTree:
+            return jax.tree.map(lambda w, g, c: w - step * (g + c), v, gradient(v, b), correction)
+
+        return walk(corrected, first, rest)
+
+    def move(v: PyTree, b: Draw) -> PyTree:
+        both = jax.vmap(lambda at: gradient(at, b))(jax.tree.map(lambda w, a: jnp.stack([w, a]), v, anchor))
+        return jax.tree.map(lambda w, g, c: w - step * (g[0] - g[1] + c), v, both, q)
+
+    return walk(move, first, rest)
+
+
+def sgd(gradient: Callable[[PyTree, Draw], PyTree], start: PyTree, step: Array | float, stream: Stream) -> PyTree:
+    """Plain local steps:  v ← v - step ∇(v; b)  along the draws b."""
+    return walk(lambda v, b: jax.tree.map(lambda w, g: w - step * g, v, gradient(v, b)), start, stream)
