@@ -146,4 +146,4 @@ def test_the_federation_takes_lies_for_replies() -> None:
     fed = Federation(Attack(FakeEngine(COUNT, 1, 2, honest), kind="sign-flip", share=SHARE))
     mean = fed.round(answer, y=SENT)
     assert not fed.ledger.rejected
-    np.testing.assert_allclose(mean.h, [(U[OTHERS].sum() - U[LIARS].sum()) / COUNT], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(mean.h), [(U[OTHERS].sum() - U[LIARS].sum()) / COUNT], rtol=1e-5)

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedbilevel import data
+from fedbilevel.data import _cache as cache_room
 from fedbilevel.data import _origins as origins
-from fedbilevel.data import cache as cache_room
 from fedbilevel.data._cache import digest
 from fedbilevel.data._catalogue import Entry
 from fedbilevel.data._conversions import cifar_archive, cifar_pictures, extract, raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,15 @@ from fedbilevel.rng import generator
 DEALT = sorted(name for name, kind in KINDS.items() if kind.deal)
 
 
+def dealt(*arguments: Any, **options: Any) -> Partition:
+    """A partition that lists the rows of every client."""
+    made = partition(*arguments, **options)
+    assert isinstance(made, Partition)
+    return made
+
+
 @st.composite
-def problems(draw: st.DrawFn) -> dict:
+def problems(draw: st.DrawFn) -> dict[str, Any]:
     labels = draw(st.lists(st.integers(0, 4), min_size=2, max_size=80))
     return {
         "targets": np.asarray(labels, np.int32),
@@ -46,20 +54,20 @@ def problems(draw: st.DrawFn) -> dict:
 
 
 @given(kind=st.sampled_from(DEALT), problem=problems())
-def test_every_row_once_and_no_part_empty(kind: str, problem: dict) -> None:
-    made = partition(kind, **problem)
+def test_every_row_once_and_no_part_empty(kind: str, problem: dict[str, Any]) -> None:
+    made = dealt(kind, **problem)
     assert made.clients == len(made.lower) == len(made.upper) == problem["clients"]
     assert all(len(rows) > 0 for rows in [*made.lower, *made.upper])
     rows = np.sort(np.concatenate([*made.lower, *made.upper]))
     np.testing.assert_array_equal(rows, np.arange(len(problem["targets"])))
-    again = partition(kind, **problem)
+    again = dealt(kind, **problem)
     for a, b in zip([*made.lower, *made.upper], [*again.lower, *again.upper], strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @given(problem=problems())
-def test_iid_is_even(problem: dict) -> None:
-    made = partition("iid", **{**problem, "train_share": 0.5})
+def test_iid_is_even(problem: dict[str, Any]) -> None:
+    made = dealt("iid", **{**problem, "train_share": 0.5})
     sizes = [len(made.rows(i)) for i in range(made.clients)]
     assert max(sizes) - min(sizes) <= 1
     assert all(abs(len(a) - len(b)) <= 1 for a, b in zip(made.lower, made.upper, strict=True))
@@ -67,7 +75,7 @@ def test_iid_is_even(problem: dict) -> None:
 
 def test_the_papers_shards() -> None:
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
-    made = partition("shards", targets, 100, seed=1)  # 200 shards of 30: none crosses a class
+    made = dealt("shards", targets, 100, seed=1)  # 200 shards of 30: none crosses a class
     counts = label_counts(targets, made, 10)
     assert ((counts > 0).sum(axis=1) <= 2).all()
     assert set(counts[counts > 0].tolist()) == {30, 60}
@@ -91,25 +99,25 @@ def test_dirichlet_is_unequal_and_alpha_says_how_much() -> None:
         return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
     assert share(0.05) > share(0.5) > share(50)
-    sizes = {len(rows) for rows in partition("dirichlet", targets, 20, seed=0).lower}
+    sizes = {len(rows) for rows in dealt("dirichlet", targets, 20, seed=0).lower}
     assert len(sizes) > 5
 
 
 def test_repair_ends_when_there_are_just_two_rows_a_client() -> None:
-    made = partition("dirichlet", np.zeros(4000, int), 2000, seed=0, alpha=0.001)
+    made = dealt("dirichlet", np.zeros(4000, int), 2000, seed=0, alpha=0.001)
     assert all(len(rows) == 1 for rows in [*made.lower, *made.upper])
 
 
 @pytest.mark.parametrize(("kind", "share"), [("iid", 0.5), ("shards", 0.8), ("dirichlet", 0.8)])
 def test_default_shares(kind: str, share: float) -> None:
-    made = partition(kind, np.repeat(np.arange(10), 100), 10, seed=3)
+    made = dealt(kind, np.repeat(np.arange(10), 100), 10, seed=3)
     for lower, upper in zip(made.lower, made.upper, strict=True):
         assert abs(len(lower) - share * (len(lower) + len(upper))) <= 0.5
 
 
 def test_seeds_and_kinds_differ() -> None:
     targets = np.zeros(100, int)
-    first = [partition(k, targets, 5, seed=s).lower[0].tolist() for k in ("iid", "shards") for s in (0, 1)]
+    first = [dealt(k, targets, 5, seed=s).lower[0].tolist() for k in ("iid", "shards") for s in (0, 1)]
     assert all(a != b for a, b in itertools.combinations(first, 2))
 
 
@@ -131,7 +139,7 @@ def test_seeds_and_kinds_differ() -> None:
         ({"kind": "drawn", "rows_per_client": 5, "alpha": 1e308}, "too extreme"),
     ],
 )
-def test_wrong_settings(change: dict, says: str) -> None:
+def test_wrong_settings(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         partition(**{"kind": "iid", "targets": np.arange(10), "clients": 2, "seed": 0, **change})
 
@@ -159,7 +167,7 @@ def tiny(rows: int = 60) -> Dataset:
 @pytest.mark.parametrize("kind", DEALT)
 def test_partitioned_clients(kind: str) -> None:
     dataset = tiny()
-    made = partition(kind, dataset.train_targets, 7, seed=0)
+    made = dealt(kind, dataset.train_targets, 7, seed=0)
     clients: Clients = PartitionedClients(dataset, made)
     assert clients.count == 7
     assert clients.capacity == ClientSize(max(map(len, made.lower)), max(map(len, made.upper)))
@@ -187,7 +195,9 @@ MILLION = 1_000_000
 
 
 @given(problem=problems(), data=st.data())
-def test_drawn_rows_are_a_clients_own_whatever_is_asked_before(problem: dict, data: st.DataObject) -> None:
+def test_drawn_rows_are_a_clients_own_whatever_is_asked_before(
+    problem: dict[str, Any], data: st.DataObject
+) -> None:
     rows = data.draw(st.integers(2, len(problem["targets"])))
     problem = problem | {"clients": MILLION, "rows_per_client": rows}
     made, again = partition("drawn", **problem), partition("drawn", **problem)
@@ -205,6 +215,7 @@ def test_drawn_rows_are_a_clients_own_whatever_is_asked_before(problem: dict, da
 def test_drawn_labels_follow_the_shares_of_the_client() -> None:
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(5) * 3, 2000))
     made = partition("drawn", targets, MILLION, seed=7, alpha=0.5, rows_per_client=1000)
+    assert isinstance(made, Drawn)
     for client in (0, 1, 999_999):
         shares = generator(7, "partition", "drawn", client).dirichlet(np.full(5, 0.5))
         rows = made.rows(client)

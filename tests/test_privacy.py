@@ -153,7 +153,7 @@ def test_a_reply_of_a_wrong_form_is_rejected_and_named_as_without_noise(why: str
     engine = FakeEngine(3, SENT.size, SENT.size, replies)
     fed = private(engine, Privacy(mode=mode, noise=QUIET))
     answered = 3 if mode == "central" else 2  # central: the sum over those asked; local: the mean of what came
-    assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(2 / answered, rel=1e-3)
+    assert np.linalg.norm(np.asarray(fed.round(answer, y=SENT).h)) == pytest.approx(2 / answered, rel=1e-3)
     assert fed.ledger.rejected == {Event(1, "answer", why): 1}
 
 
@@ -326,7 +326,7 @@ def test_local_privacy_leaves_the_server_its_aggregator() -> None:
     fed = private(
         clients([1.0, 1.0, 900.0]), Privacy(mode="local", noise=QUIET, clip=3.0), gather=gather_by(Median())
     )
-    assert np.linalg.norm(fed.round(answer, y=SENT).h) == pytest.approx(1.0, rel=1e-3)
+    assert np.linalg.norm(np.asarray(fed.round(answer, y=SENT).h)) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_missing_accountant_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
