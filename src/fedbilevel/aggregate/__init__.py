@@ -1,4 +1,4 @@
-"""Putting replies together: the mean, rules that hold against liars, and the mixing of gossip."""
+"""Aggregation of replies: the mean, rules that are robust to liars, and the mixing of gossip."""
 
 from ._mean import Accumulator, Mean, mix, not_finite
 from ._rules import (

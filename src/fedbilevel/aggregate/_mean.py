@@ -1,4 +1,4 @@
-"""The weighted mean of finite replies, added up as they come, and the mixing of gossip."""
+"""The weighted mean of finite replies, summed as they arrive, and the mixing of gossip."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jax import Array
 from ..engines import Fault, Reason, Replies
 from ..steps import present
 
-LARGEST = 1e15  # no entry of a sound reply is beyond it
+LARGEST = 1e15  # A reply with a larger entry is not valid.
 
 
 class Accumulator(Protocol):
-    """The replies of one round, put together. A fresh one is made for every round.
+    """Aggregates the replies of one round. A new accumulator is made for every round.
 
-    count   how many valid replies it has
-    value   what the round returns, as the step's NamedTuple
+    count   the number of valid replies so far
+    value   the result of the round, as the step's NamedTuple
     """
 
     count: int
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
-        """Add stacked replies; return whose reply was not used, with the reason."""
+        """Add stacked replies; return the clients whose reply is not used, each with the reason."""
 
     @property
     def value(self) -> Any: ...
@@ -40,16 +40,17 @@ class Mean:
         self.weight, self.count = 0.0, 0
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
-        """Add stacked replies; return whose reply was not used because a vector is not finite."""
-        arrays, tree = jax.tree.flatten(replies.reply)  # without names: steps with replies of equal shapes share
+        """Add stacked replies; return the clients whose reply is not used because a vector is not finite."""
+        # Without names, steps whose replies have equal shapes share one program.
+        arrays, tree = jax.tree.flatten(replies.reply)
         finite, sums = _finite_sum(arrays, weights)
-        left_out = _complaints(replies, finite)
+        rejected = _complaints(replies, finite)
         total = jax.tree.unflatten(tree, map(_on_one_device, sums))
         self.total = total if self.total is None else jax.tree.map(jnp.add, self.total, total)
-        valid = np.asarray([client not in left_out for client in replies.clients])
+        valid = np.asarray([client not in rejected for client in replies.clients])
         self.weight += float(weights[valid].sum())
         self.count += int(valid.sum())
-        return left_out
+        return rejected
 
     @property
     def value(self) -> Any:
@@ -57,7 +58,7 @@ class Mean:
 
 
 def not_finite(replies: Replies) -> dict[int, Reason]:
-    """Which of stacked replies have a vector that is not finite, and which vector."""
+    """The clients whose reply has a vector that is not finite, each with a reason that names the vector."""
     return _complaints(replies, _finite(jax.tree.leaves(replies.reply)))
 
 
@@ -88,7 +89,7 @@ def mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
 
 @jax.jit
 def _finite_sum(arrays: list[Array], weights: Array) -> tuple[list[Array], list[Array]]:
-    """Which replies are finite, array by array, and Σ_i w_i r_i over the clients i all of whose arrays are."""
+    """For each array, which replies are finite; and Σ_i w_i r_i over the clients i whose arrays are all finite."""
     finite = _finite(arrays)
     valid = jnp.all(jnp.stack(finite), axis=0)
     kept = jnp.where(valid, weights, 0.0)
@@ -100,7 +101,7 @@ def _finite_sum(arrays: list[Array], weights: Array) -> tuple[list[Array], list[
 
 
 def _on_one_device(a: Array) -> Array:
-    """The first of the equal copies that a sum over several devices leaves, to go on with once."""
+    """The first copy of a sum that lies on several devices, so that later work is done only once."""
     return a.addressable_data(0)
 
 

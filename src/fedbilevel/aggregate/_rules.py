@@ -1,6 +1,6 @@
-"""Rules that put replies together when some of the clients lie: every field of a reply on its own.
+"""Rules that aggregate replies when some clients lie. Each field of a reply is aggregated separately.
 
-With the replies r_1, ..., r_n of a field, weights w_i, W = Σ_i w_i, and clip(v, τ) = v min(1, τ / ||v||):
+Let r_1, ..., r_n be the replies of a field, w_i the weights, W = Σ_i w_i, and clip(v, τ) = v min(1, τ / ||v||):
 
     median             the weighted median, coordinate by coordinate
     trimmed-mean       the mean without a share of the weight at each end, coordinate by coordinate
@@ -9,12 +9,12 @@ With the replies r_1, ..., r_n of a field, weights w_i, W = Σ_i w_i, and clip(v
     norm-bound         1/W Σ_i w_i clip(r_i, τ)
 
 References: Yin et al. 2018 (median, trimmed mean), Pillutla et al. 2022 (geometric median), Karimireddy et al.
-2021 (centred clipping), Sun et al. 2019 (norm bound). Weights are respected by all of them.
+2021 (centred clipping), Sun et al. 2019 (norm bound). All of the rules respect the weights.
 
-Centred clipping starts from the median of the round and not from the last aggregate, so that no rule keeps
-anything from one round to the next: a resumed run needs nothing, and a channel that is not in every round has no
-gap. A radius τ that is not given is the weighted median of the distances, as the channels of a bilevel method
-differ in scale by orders of magnitude.
+Centred clipping starts from the median of the round and not from the last aggregate. So no rule keeps anything
+from one round to the next: a resumed run has nothing to restore, and a channel that is missing from some rounds
+leaves no gap. The default radius τ is the weighted median of the distances, because the channels of a bilevel
+method differ in scale by orders of magnitude.
 
 The rules run on the host with NumPy: XLA's sort takes ten times as long on a CPU (0.29 s against 0.03 s for
 twenty replies of 157,000 numbers).
@@ -39,14 +39,14 @@ LARGEST = np.finfo(np.float32).max
 
 
 class Rule(Protocol):
-    """Puts the rows of one field together: (n, d) float32 and n weights give d numbers."""
+    """Aggregates the rows of one field: (n, d) float32 and n weights give d numbers."""
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray, /) -> np.ndarray: ...
 
 
 @settings
 class WeightedMean:
-    """The weighted mean, which holds against nobody."""
+    """The weighted mean, which is not robust."""
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return _mean(rows, weights)
@@ -54,7 +54,7 @@ class WeightedMean:
 
 @settings
 class Median:
-    """The weighted median, coordinate by coordinate; in the middle between two where they halve the weight."""
+    """The weighted median, coordinate by coordinate; the midpoint of two values that halve the weight."""
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         values, own = _sorted(rows, weights)
@@ -70,7 +70,7 @@ class Median:
 class TrimmedMean:
     """The mean without a share of the weight at each end, coordinate by coordinate."""
 
-    share: Annotated[Annotated[float, Field(ge=0, lt=0.5)], about("of the weight to cut at each end")] = 0.25
+    share: Annotated[Annotated[float, Field(ge=0, lt=0.5)], about("share of the weight to cut at each end")] = 0.25
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         values, own = _sorted(rows, weights)
@@ -89,8 +89,8 @@ class GeometricMedian:
     until v moves by less than `tolerance` of the median distance D of the replies to the first v; ν = 1e-6 D.
     """
 
-    tolerance: Annotated[Positive, about("of the median distance: a move below it ends the iteration")] = 1e-4
-    iterations: Annotated[Count, about("at most")] = 100
+    tolerance: Annotated[Positive, about("share of the median distance; a smaller move ends the loop")] = 1e-4
+    iterations: Annotated[Count, about("the largest number of iterations")] = 100
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         v = Median()(rows, weights)
@@ -153,16 +153,17 @@ Gather = Callable[[Call], Accumulator]
 
 
 def gather_by(rule: Rule | None) -> Gather:
-    """What makes the accumulator of each round: a running sum for the mean, all rows for any other rule."""
+    """Return the maker of each round's accumulator: a running sum for the mean, all rows for any other rule."""
     if rule is None or isinstance(rule, WeightedMean):
         return lambda call: Mean()
     return lambda call: Rows(rule, call.before)
 
 
 class Rows:
-    """The valid replies of a round, all of them kept until a rule puts them together.
+    """The valid replies of a round, which are all kept until a rule aggregates them.
 
-    `before` are the vectors of which fields are the next value: there the rule sees the differences to them.
+    `before` holds the vectors of which some fields are the next value. For these fields, the rule is given the
+    differences to the vectors.
     """
 
     def __init__(self, rule: Rule, before: Mapping[str, Any]) -> None:
@@ -173,15 +174,15 @@ class Rows:
         self.count = 0
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
-        """Keep stacked replies; return whose reply was not used because a vector is not finite."""
-        left_out = not_finite(replies)
-        valid = np.asarray([client not in left_out for client in replies.clients], bool)
+        """Keep stacked replies; return the clients whose reply is not used because a vector is not finite."""
+        rejected = not_finite(replies)
+        valid = np.asarray([client not in rejected for client in replies.clients], bool)
         for name in present(replies.reply):
             self._rows.setdefault(name, []).append(np.asarray(getattr(replies.reply, name))[valid])
         self._weights.append(weights[valid])
         self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
         self.count += int(valid.sum())
-        return left_out
+        return rejected
 
     @property
     def value(self) -> Any:
@@ -198,7 +199,7 @@ class Rows:
 
 
 def _sorted(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each coordinate in order, with the weights in the same order: a column of them when all are equal."""
+    """Sort each coordinate, and the weights with it. Equal weights need only one column."""
     if np.all(weights == weights[0]):
         return np.sort(rows, axis=0), weights[:, None]
     order = np.argsort(rows, axis=0, kind="stable")
@@ -215,7 +216,7 @@ def _middle(norms: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:
-    """||r_i||, in double precision: the square of a large float32 is none."""
+    """||r_i||, in double precision because the square of a large float32 overflows."""
     return np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64, casting="same_kind"))
 
 
@@ -230,6 +231,6 @@ def _clipped_mean(rows: np.ndarray, norms: np.ndarray, radius: float, weights: n
 
 
 def _differences(rows: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """r_i - v; where that overflows, the largest number there is."""
+    """r_i - v, or the largest finite number where that overflows."""
     with np.errstate(over="ignore"):
         return np.clip(rows - v, -LARGEST, LARGEST)

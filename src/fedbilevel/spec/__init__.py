@@ -1,7 +1,7 @@
-"""The spec of a run: TOML in, frozen and checked objects out, and back.
+"""The spec of a run: it is read from TOML into frozen, checked objects, and can be written back.
 
 A spec has eight sections and a seed. `problem`, `algorithm`, `federation.engine` and `federation.aggregator` have
-a `name` that chooses the class whose fields the other keys are.
+a `name` that chooses a class; the other keys are the fields of that class.
 """
 
 from ._checks import check_parts

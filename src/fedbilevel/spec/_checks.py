@@ -1,4 +1,4 @@
-"""What only several parts of a run together can tell: whether they fit."""
+"""Checks that the parts of a run fit together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_parts(
     privacy: Privacy,
     stop: StopSettings,
 ) -> None:
-    """Raise `SettingsError`, naming the field, if the parts of a run do not fit."""
+    """Raise a `SettingsError` that names the field if the parts of a run do not fit together."""
     if isinstance(algorithm, Checked):
         try:
             algorithm.check(clients)
@@ -40,7 +40,7 @@ def check_parts(
 
 
 def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:
-    """Clients that mix with their neighbours have nobody who could put replies together in another way."""
+    """Raise if a setting needs a server: clients that mix with their neighbours have none."""
     for field, value in {
         "federation.aggregator": federation.rule and named(AGGREGATORS, federation.rule)["name"],
         "attack.kind": None if attack.kind == "label-flip" else attack.kind,
@@ -48,5 +48,5 @@ def _check_without_server(federation: FederationSettings, attack: AttackSettings
     }.items():
         if value is not None:
             raise SettingsError(
-                f"{field} = {value!r} is wrong: the algorithm has no server; take it out, or use fbo-aggitd"
+                f"{field} = {value!r} is wrong: the algorithm has no server; remove it, or use fbo-aggitd"
             )

@@ -14,7 +14,7 @@ from ._spec import CHOSEN, ORDER, Spec
 
 
 def describe(spec: Spec) -> str:
-    """The spec as TOML with the meaning of every field beside it, unset ones as comments."""
+    """The spec as TOML with the meaning of every field beside it. Fields that are not set are comments."""
     lines = [f"seed = {spec.seed}  # the root of all randomness"]
     for section in ORDER:
         lines += _table(section, getattr(spec, section), CHOSEN.get(section))

@@ -1,6 +1,6 @@
-"""Specs from TOML: files that come with the library or the user's own, and settings changed on the command line.
+"""Reading specs from TOML files, of the library or of the user, and changing settings on the command line.
 
-Everything is checked before a run makes its folder, and an error names field, value and remedy.
+Everything is checked before a run makes its folder. An error names the field, its value and a remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._spec import CHOSEN, ORDER, SECTIONS, Spec
 
 
 def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Spec:
-    """A spec from a TOML file, or the name of one that comes with the library; by default it is the demo.
+    """Read a spec from a TOML file, or by the name of one that comes with the library (default: the demo).
 
     `overrides` are {"algorithm.N": 5} or ["algorithm.N=5"], as `--set` takes them.
     """
@@ -33,7 +33,7 @@ def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | S
 
 
 def parse(raw: Mapping[str, Any]) -> Spec:
-    """Check parsed TOML and build the spec; errors name field, value and remedy."""
+    """Check parsed TOML and build the spec; an error names the field, its value and a remedy."""
     for key in raw:
         if key not in (*ORDER, "seed"):
             raise SettingsError(f"{key} is not a section; {suggestion(key, [*ORDER, 'seed'])}")
@@ -86,7 +86,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set one key; None takes it out. Another `name` drops the keys that belong to the old one."""
+    """Set one key, or remove it if the value is None. A new `name` drops the keys that belong to the old one."""
     *path, last = key.split(".")
     if path and isinstance(value, str) and isinstance(_at(raw, key), dict):  # a bare name for a table
         path, last = [*path, last], "name"
@@ -107,7 +107,7 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _at(raw: dict[str, Any], key: str) -> Any:
-    """What stands at a key, or None."""
+    """The value at a key, or None."""
     found: Any = raw
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""The sections of a spec that say how a run goes: its federation, its evaluation, its end."""
+"""The sections of a spec that set how a run proceeds: its federation, its evaluation and its end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..settings import Count, Positive, about, choose, settings
 
 @settings
 class FederationSettings:
-    """How clients are run, and how their replies are put together."""
+    """How clients are run, and how their replies are aggregated."""
 
     choices: ClassVar[Mapping[str, Names[type[Any]]]] = {"engine": ENGINES, "aggregator": AGGREGATORS}
 
     engine: Annotated[Any, about("what runs the clients")] = dataclasses.field(default_factory=SimulationSettings)
-    aggregator: Annotated[Any, about("what puts the replies of a round together, each field on its own")] = (
+    aggregator: Annotated[Any, about("how the replies of a round are aggregated, each field separately")] = (
         dataclasses.field(default_factory=WeightedMean)
     )
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     min_replies: Annotated[
         Count | Annotated[float, Field(gt=0, le=1)],
-        about("a round with fewer valid replies ends the run: a number, or a share of the clients asked"),
+        about("a round with fewer valid replies ends the run; a number, or a share of the clients asked"),
     ] = 1
     deadline: Annotated[
         Positive | None, about("seconds after which a reply is not used; default: all are waited for")
@@ -44,7 +44,7 @@ class FederationSettings:
     ] = 0
     oversample: Annotated[
         Annotated[float, Field(ge=0)],
-        about("share of clients asked beyond the cohort; the first valid replies are used"),
+        about("how many more clients are asked, as a share of the cohort; the first valid replies are used"),
     ] = 0.0
     strikes: Annotated[
         Count | Literal["never"], about("bad replies in a row after which a client is excluded for a while")
@@ -56,7 +56,7 @@ class FederationSettings:
             object.__setattr__(self, name, choose(table, getattr(self, name), f"federation.{name}"))
 
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
-        """The engine that is chosen, for these clients."""
+        """Build the chosen engine for these clients."""
         try:
             engine: Engine = self.engine.build(problem, clients)
         except SettingsError as error:
@@ -64,18 +64,18 @@ class FederationSettings:
         return engine
 
     def policies(self, privacy: Privacy) -> Policies:
-        """What the federation tolerates."""
+        """The policies of the federation: what it tolerates."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Policies)}
         made = Policies(**shared | {"strikes": None if self.strikes == "never" else self.strikes})
         return made if privacy.mode is None else made.under_privacy()
 
     @property
     def rule(self) -> Rule | None:
-        """The aggregator, if it is another than the mean."""
+        """The aggregator, or None if it is the mean."""
         return None if isinstance(self.aggregator, WeightedMean) else self.aggregator
 
     def gather(self, privacy: Privacy) -> Gather:
-        """What makes the accumulator of each round."""
+        """Return the maker of each round's accumulator."""
         if privacy.mode == "central":
             return lambda call: NoisySum(privacy, call)
         return gather_by(self.rule)
@@ -92,12 +92,12 @@ class EvaluateSettings:
 
 @settings
 class StopSettings:
-    """When a run ends: at the first of these that is reached. An iteration that would exceed it is not begun."""
+    """When a run ends: at the first limit reached. An iteration that would exceed a limit is not begun."""
 
     rounds: Annotated[Count | None, about("communication rounds")] = None
     iterations: Annotated[Count | None, about("outer iterations")] = None
-    seconds: Annotated[Positive | None, about("seconds of training, evaluation not counted")] = None
-    accuracy: Annotated[Annotated[float, Field(gt=0, le=1)] | None, about("test accuracy, as a share of 1")] = None
+    seconds: Annotated[Positive | None, about("seconds of training, without the time for evaluation")] = None
+    accuracy: Annotated[Annotated[float, Field(gt=0, le=1)] | None, about("test accuracy, between 0 and 1")] = None
 
     def check(self) -> None:
         """Raise if there is no limit at all."""

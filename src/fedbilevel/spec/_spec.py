@@ -48,7 +48,7 @@ class Spec:
     seed: int = 0
 
     def to_mapping(self, changed: bool = False) -> dict[str, Any]:
-        """The resolved spec as TOML values; `parse` is the way back. `changed` leaves out what is by default."""
+        """The resolved spec as TOML values, the inverse of `parse`. `changed` omits values that are defaults."""
         made: dict[str, Any] = {"seed": self.seed}
         for section in ORDER:
             value = getattr(self, section)
@@ -64,13 +64,13 @@ class Spec:
 
     @property
     def digest(self) -> str:
-        """Names the trajectory: two specs with the same digest differ at most in when they stop."""
+        """The name of the trajectory: two specs with the same digest differ at most in when they stop."""
         values = {k: v for k, v in self.to_mapping(changed=True).items() if k != "stop"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def plan(self) -> Plan:
-        """What a run folder has to know of the run."""
+        """The facts about the run that its folder needs."""
         return Plan(self.to_mapping(), self.digest, self.evaluate.every)
 
     @property
@@ -85,6 +85,6 @@ class Spec:
         return self.problem.task(self.data, self.seed)
 
     def clients(self, task: Task) -> Clients:
-        """The clients of a task with the labels that they work on, which an attack may have flipped."""
+        """The clients of a task, with the labels that they use. An attack may have flipped these."""
         classes = None if self.problem.makes_data else self.data.classes
         return self.attack.wrap_clients(task.clients, classes, self.seed)
