@@ -1,7 +1,7 @@
-"""What FLARE runs: the site's object, which answers requests, and the server's, which runs the algorithm.
+"""The objects that FLARE runs: the site's, which answers requests, and the server's, which runs the algorithm.
 
-Collab calls are pushed by the server to processes that live as long as the job; a request and a reply are bytes.
-Whoever submitted the job pulls the run folder by an app command while the job runs: FLARE has no stream for it.
+The server pushes collab calls to processes that live as long as the job. Requests and replies are bytes. FLARE
+cannot stream the run folder, so the process that submitted the job pulls it by an app command while the job runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAREWELL = 60.0  # seconds that a finished job waits for its last files to be pu
 
 
 class SiteApp:
-    """A site in FLARE. What is wrong with its TOML is told to the server: the reason why it does not take part."""
+    """A site in FLARE. If its TOML is wrong, the site does not take part and tells the server the reason."""
 
     def __init__(self) -> None:
         self._site: Site | None = None
@@ -44,7 +44,7 @@ class SiteApp:
     def start(self) -> None:
         """Load the site's own data and problem."""
         keep_memory()
-        cache_programs()  # a site that was killed is back the sooner
+        cache_programs()  # so that a site that was killed restarts faster
         try:
             self._site = load_site(Path(os.environ[SITE_FILE])).site()
         except KeyError:
@@ -61,7 +61,7 @@ class SiteApp:
 
 
 class ServerApp:
-    """The server in FLARE: runs the spec that came with the job, and lets its folder be pulled."""
+    """The server in FLARE. It runs the spec that came with the job, and its run folder can be pulled."""
 
     def __init__(self) -> None:
         self._folder = Path()
@@ -69,8 +69,8 @@ class ServerApp:
         self._progress: dict[str, Any] = {}
         self._outcome: dict[str, Any] | None = None
         self._pulled = threading.Event()
-        self._end = False  # whether the one who submitted the run wants it to end
-        self._safe = 0  # the clock of the checkpoint that the one who submitted the run has
+        self._end = False  # whether the submitter of the run wants it to end
+        self._safe = 0  # the clock of the checkpoint that the submitter of the run has
 
     @collab.main
     def run(self) -> None:
@@ -118,7 +118,7 @@ class ServerApp:
             self._pulled.wait(FAREWELL)
 
     def _pull(self, topic: str, data: Any, context: Any) -> dict[str, Any]:
-        """What is new in the folder. The checkpoint is read before the history, which so is never behind it."""
+        """Return what is new in the folder. The checkpoint is read first, so the history is never behind it."""
         asked = data if isinstance(data, dict) else {}
         if asked.get("farewell"):
             self._pulled.set()
@@ -160,7 +160,7 @@ def deliver(requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
     started = time.monotonic()
     for queue in waiting:
         replies.update(queue)
-        early = time.monotonic() - started < timeout  # FLARE calls it a timeout also when it gives up on a site
+        early = time.monotonic() - started < timeout  # FLARE also reports a timeout when it gives up on a site
         for site, error in queue.failures.items():
             reason = str(error).splitlines()[0][:300]
             failures[site] = (

@@ -1,4 +1,4 @@
-"""What the commands `site` and `federate` do. FLARE is imported only here below, when a run is submitted."""
+"""The commands `site` and `federate`. FLARE is imported only when a run is submitted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
 
 
 def join(site: Path, kit: Path) -> None:
-    """Become the site's process: FLARE's client, told by the environment where the site's TOML is."""
+    """Turn this process into FLARE's client for the site; the environment tells it where the site's TOML is."""
     need_flare()
     start = kit / "startup" / "sub_start.sh"
     if not start.is_file() or not (kit / "startup" / "fed_client.json").is_file():
@@ -61,7 +61,7 @@ def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[]
 def kit_run(
     build: Callable[[int], Spec], out: Path, kit: Path, names: list[str] | None, *, resume: bool, **more: Any
 ) -> tuple[Spec, Result]:
-    """Run on a federation that is up, by an admin's kit; also the spec as it was run, built for so many sites."""
+    """Run on a federation that is up, with an admin's kit; also return the spec for its number of sites."""
     from .submit import Kit, Submission
 
     admin = Kit(kit)
@@ -72,7 +72,7 @@ def kit_run(
 
 
 def simulate_run(spec: Spec, out: Path, *, work: Path | None, say: Say, **more: Any) -> Result:
-    """Run on a federation of this machine, made for it and ended after it."""
+    """Run on a federation on this machine, which is started for the run and ended after it."""
     from .submit import Kit, Submission
 
     names = [f"site-{i + 1}" for i in range(spec.data.clients)]

@@ -1,7 +1,7 @@
-"""A job as FLARE takes it: a folder of JSON. It carries a spec and a checkpoint, and no code.
+"""A job in FLARE's format: a folder of JSON files that carries a spec and a checkpoint, but no code.
 
-Server and sites run the library that is installed there. FLARE still counts the job among those that bring code,
-since its list of allowed classes has only its own; the `custom` folders, which mark it so, hold none.
+The server and the sites run the library that is installed on them. FLARE still treats the job as one that brings
+code, because its list of allowed classes has only its own. The `custom` folders mark it as such, but are empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THREADS = {"max_inbound_call_threads": 16, "max_outbound_call_threads": 64}
 
 
 def write_job(folder: Path, sites: Sequence[str], order: Mapping[str, Any]) -> Path:
-    """Write a job for these sites, with an order for the server; the job's own folder."""
+    """Write a job for these sites, with an order for the server, and return the job's own folder."""
     controller = {
         "id": "controller",
         "path": "nvflare.collab.runtime.controller.CollabController",

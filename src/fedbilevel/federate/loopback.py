@@ -60,7 +60,7 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
         raise SettingsError(
             f"--simulate-sites has no problem {problem['name']}; start sites of your own with --kit"
         )
-    module = type(spec.algorithm).__module__  # of the method whose steps the sites are to run
+    module = type(spec.algorithm).__module__  # the module of the method whose steps the sites will run
     steps = [] if module.partition(".")[0] == "fedbilevel" else [module]
     files = {}
     for client, name in enumerate(names):

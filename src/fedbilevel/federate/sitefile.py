@@ -1,4 +1,4 @@
-"""A site's TOML: where its data are, and which problem they are for.
+"""A site's TOML: it names the site's data and its problem.
 
     [data]                                   one of:
     npz = "rows.npz"                         arrays lower.inputs, lower.targets, upper.inputs, upper.targets
@@ -14,9 +14,9 @@
     noise = 1.0                              see ownnoise.py
 
     steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
-    audit = "audit.jsonl"                    write down what the server asks, a line a request (default: nowhere)
+    audit = "audit.jsonl"                    log the server's requests, one line for each (default: no log)
 
-(`steps` and `audit` stand above the sections, as TOML has it.)
+(TOML requires `steps` and `audit` to stand above the sections.)
 
 Paths, and modules that are not installed, are looked up in the folder of the TOML.
 """
@@ -44,13 +44,13 @@ from ..problems import PROBLEMS
 from ..settings import from_mapping
 
 PARTS = ("lower", "upper")
-STATES = "states"  # the folder of what the site's steps keep, beside its TOML
+STATES = "states"  # the folder beside the TOML where the site's steps keep their state
 KEYS = ("data", "problem", "privacy", "steps", "audit")
 
 
 @dataclass(frozen=True)
 class LoadedSite:
-    """What a site brings: its problem and rows, whose steps it runs, where it keeps account, and its privacy."""
+    """What a site brings: its problem, its rows, the modules of its steps, its audit file and its privacy."""
 
     problem: BilevelProblem
     data: ClientData
@@ -78,7 +78,7 @@ class LoadedSite:
 
 
 def load_site(path: Path) -> LoadedSite:
-    """Read a site's TOML and all that it names."""
+    """Read a site's TOML, and the data and the problem that it names."""
     try:
         raw = tomllib.loads(path.read_text())
     except OSError as error:
@@ -99,7 +99,7 @@ def load_site(path: Path) -> LoadedSite:
 
 
 def write_rows(path: Path, data: ClientData) -> None:
-    """A client's rows as the .npz that `[data] npz` reads."""
+    """Write a client's rows as the .npz file that `[data] npz` reads."""
     arrays: dict[str, Any] = {}
     for name, part in zip(PARTS, data, strict=True):
         for kind, tree in part._asdict().items():
@@ -181,7 +181,7 @@ def _csv(
     upper_share: float = 0.2,
     target_type: str = "float",
 ) -> ClientData:
-    """Columns by name; the last share of the rows is for the upper loss."""
+    """Read columns by name; the last `upper_share` of the rows is for the upper loss."""
     if target_type not in ("int", "float"):
         raise ValueError(f"target_type is {target_type!r}; use int or float")
     with (folder / value).open(newline="") as stream:
@@ -202,7 +202,7 @@ def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
 
 
 def _narrow(array: Any) -> np.ndarray:
-    """float32 and int32, as everywhere in this library."""
+    """The array as float32 or int32, which this library uses everywhere."""
     array = np.asarray(array)
     if array.dtype.kind == "f":
         return array.astype(np.float32)

@@ -1,7 +1,8 @@
 """Submitting a run to a federation, watching it, and going on when a job fails.
 
 FLARE fails a job when a site's process dies. The run folder is pulled from the server while the job runs, with a
-checkpoint after every outer iteration; when a job has failed, another with the sites that are up goes on from it.
+checkpoint after every outer iteration. After a job has failed, another job continues from that checkpoint with the
+sites that are up.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from .job import NAME, write_job
 CHECKPOINT = "checkpoint.safetensors"
 CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT)
 PAUSE = 0.5  # seconds between two looks at a job
-RECENT = 45.0  # seconds since a site's last sign of life within which it counts as up
+RECENT = 45.0  # A site counts as up if its last sign of life is at most this many seconds ago.
 
 
 class Kit:
-    """A session with the server, opened with the kit of an admin. A session that breaks is opened again."""
+    """A session with the server, opened with an admin's kit. A session that breaks is opened again."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -59,7 +60,7 @@ class Kit:
                 session.close()
 
     def sites(self) -> list[str]:
-        """The sites that are up, which means that they gave a sign of life recently."""
+        """The sites that are up: those that gave a sign of life recently."""
         now = time.time()
         clients = self.session().get_connected_client_list()
         return sorted(c.name for c in clients if c.last_connect_time is None or now - c.last_connect_time < RECENT)
@@ -70,7 +71,7 @@ class Submission:
     """One run on a federation.
 
     restarts  how many failed jobs may be followed by another
-    patience  seconds to wait for the server, for sites that are not up, and for a sign of a job that ran
+    patience  seconds to wait for the server, for sites that are not up, and for a running job that is silent
     start     seconds that a job may take to start
     timeout   seconds that a site has for a step
     between   called while waiting; this is where processes that have ended can be started again
@@ -88,7 +89,7 @@ class Submission:
     def run(
         self, spec: Spec, out: Path, *, resume: bool, overwrite: bool, observers: Sequence[Observer] = ()
     ) -> Result:
-        """Run a spec into a folder of this machine, or go on with it."""
+        """Run a spec into a folder on this machine, or continue the run that is there."""
         folder = RunFolder(out)
         record: dict[str, Any] = {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
         if resume and folder.file(FEDERATION).exists():
@@ -102,7 +103,7 @@ class Submission:
     def _jobs(
         self, spec: Spec, folder: RunFolder, record: dict[str, Any], observers: Sequence[Observer]
     ) -> Result:
-        """Submit jobs until one is finished, or until another would be of no use."""
+        """Submit jobs until one is finished, or until another job would not help."""
         problem = spec.task().problem
         failed = 0
         while True:
@@ -134,7 +135,7 @@ class Submission:
     def _attempt(
         self, spec: Spec, folder: RunFolder, run: str, job: dict[str, Any], observers: Sequence[Observer]
     ) -> None:
-        """Submit one job, follow it to its end, and write down what became of it."""
+        """Submit one job, follow it to its end, and record its outcome."""
         up = self._gather(needed(spec.federation.min_replies, len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         try:
@@ -168,7 +169,7 @@ class Submission:
             self._abort(identity)
 
     def _gather(self, fewest: int) -> list[str]:
-        """The sites that are up: all, or after `patience` seconds at least the fewest that a round needs."""
+        """Wait for all sites; after `patience` seconds, `fewest` sites that are up are enough."""
         limit, up = time.monotonic() + self.patience, list[str]()
         trouble = ""
         while time.monotonic() < limit:
@@ -202,7 +203,7 @@ class Submission:
             return str(self.kit.session(self.patience).submit_job(str(job)))
 
     def _status(self, identity: str) -> str | None:
-        """What FLARE says of a job; None when the server cannot be asked."""
+        """The status of a job in FLARE, or None when the server cannot be reached."""
         try:
             return str(self.kit.session().get_job_meta(identity).get("status"))
         except Exception:
@@ -233,7 +234,7 @@ class _Follower:
         return {"have": self._have, "history": len(self._history.encode()), **told}
 
     def _clock(self) -> int:
-        """The clock of the checkpoint that is on this machine, where the run goes on from whatever happens."""
+        """The clock of the checkpoint on this machine, from which the run continues if the job fails."""
         saved = self._folder.checkpoint(self._plan)
         return 0 if saved is None else Ledger.from_mapping(saved.ledger).clock
 
