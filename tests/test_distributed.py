@@ -198,8 +198,7 @@ def test_the_first_process_alone_has_a_run_folder(folders: list[Path], together:
 def test_what_is_refused_is_refused_by_all(folders: list[Path], together: list[dict[str, Any]]) -> None:
     devices, taken = zip(*(process["refusals"] for process in together), strict=True)
     assert set(devices) == {
-        "SettingsError: federation.engine.devices = 1 is wrong: 2 processes have 2 and use all of them; "
-        "leave it out"
+        "SettingsError: federation.engine.devices = 1 is wrong: 2 processes have 2 and use all of them; remove it"
     }
     assert taken[0].startswith(f"RunFolderError: --out {folders[1]} holds another run; choose another folder")
     assert taken[1] == taken[0].replace("RunFolderError: ", "RunFolderError: the first process says: ")

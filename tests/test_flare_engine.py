@@ -390,7 +390,7 @@ def test_a_site_refuses_a_server_with_another_problem(site: Site, quadratic: Qua
 @pytest.mark.parametrize("run", [None, "", "../r", "a/b", "r" * 65])
 def test_a_site_refuses_a_run_whose_name_could_be_a_path(site: Site, run: str | None) -> None:
     hello = {"kind": "hello", "round": 0, "session": "t", "run": run, "sizes": [10, 8]}
-    why = "the header has no run that is a str" if run is None else "the name of the run is not one"
+    why = "the header has no run that is a str" if run is None else "the name of the run is not valid"
     assert reason(site.answer(pack(hello, {}))) == why
 
 

@@ -1,4 +1,4 @@
-"""What runs client steps. Engines can be swapped, and none of them knows an algorithm."""
+"""Engines run client steps. They are interchangeable, and do not depend on the algorithm."""
 
 from ._base import Broken, Capabilities, Engine
 from ._call import Call, Held, make_call, payload

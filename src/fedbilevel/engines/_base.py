@@ -1,7 +1,7 @@
-"""The interface between the federation and what runs the clients.
+"""The interface between the federation and the engine that runs the clients.
 
-An engine is given a `Call` and yields the cohort's replies. It draws the samples where the data are, counts
-nothing, and knows no algorithm.
+An engine is given a `Call` and yields the cohort's replies. It draws the samples where the data are. It keeps no
+accounts and does not depend on the algorithm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._states import ClientStates
 
 
 class Broken(NamedTuple):
-    """A message between neighbours that goes wrong: the fault that was made, and what the receiver notices."""
+    """A faulty message between neighbours: the fault that was injected, and what the receiver notices."""
 
     kind: str
     why: str
@@ -31,12 +31,12 @@ LinkFaults = Callable[[str, Address, Any], Mapping[tuple[int, int], Broken]]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do beyond running steps. A wrapper passes on those of the engine that it wraps.
+    """What an engine can do beyond running steps. A wrapper passes on the capabilities of the engine it wraps.
 
-    states       where the clients' own state is, if this process has it; None where clients keep it elsewhere
-    local_work   whether clients can work for themselves, without a message, as methods without a server need
+    states       the store of the clients' own states if this process has it; None if clients keep it elsewhere
+    local_work   whether clients can work locally, without a message; methods without a server need this
     adds_noise   whether the clients themselves add the noise of local privacy
-    link_faults  faults made on purpose in messages between neighbours, by (receiver, sender); None makes none
+    link_faults  the faults injected into messages between neighbours, by (receiver, sender); None: no faults
     """
 
     states: ClientStates | None = None
@@ -46,7 +46,7 @@ class Capabilities:
 
 
 class Engine(Protocol):
-    """What runs client steps."""
+    """Runs client steps."""
 
     @property
     def problem(self) -> BilevelProblem: ...
@@ -61,4 +61,4 @@ class Engine(Protocol):
         """Run the step on every client of the cohort; yield replies in the order of the cohort."""
 
     def close(self) -> None:
-        """Let go of data, and of processes; there are no more calls."""
+        """Release data and processes. No more calls follow."""

@@ -17,7 +17,7 @@ from ..steps import Descriptor, PerClient, Role, Step, Use
 
 
 class Held(NamedTuple):
-    """A vector that clients keep: its version, and which of the cohort do not have it yet."""
+    """A vector that clients hold: its version, and the clients of the cohort that do not have it yet."""
 
     version: int
     value: Array
@@ -28,14 +28,14 @@ class Held(NamedTuple):
 class Call:
     """A step for the clients of a cohort.
 
-    address     where the samples of the call are drawn
-    arrays      are sent down, and may change from call to call
-    constants   choose the program
-    rows        have a value for each registered client, of which each is sent its own
-    attempt     counts how often these clients were asked before in the same round
-    clock       counts the calls of the algorithm so far; it dates what clients keep
-    settled     the clock of the last checkpoint: what clients kept before it is what a resumed run goes on from
-    kept        the clock of what each client is known to have kept last, where clients keep it elsewhere
+    address     the address at which the samples of the call are drawn
+    arrays      the arrays that are sent down; they may change from call to call
+    constants   the values that choose the program
+    rows        the arrays with one value for each registered client; each client is sent its own
+    attempt     how often these clients were asked before in the same round
+    clock       the number of the algorithm's calls so far; it dates the states that clients keep
+    settled     the clock of the last checkpoint; a resumed run continues from the states kept before it
+    kept        for clients that keep their state elsewhere, the clock of the last state each is known to have kept
     """
 
     step: Step[Any, Any]
@@ -53,16 +53,16 @@ class Call:
 
     @property
     def kind(self) -> Kind:
-        """What the call is for."""
+        """The purpose of the call."""
         return self.address.kind
 
     @property
     def keeps(self) -> bool:
-        """Whether clients keep what the step returns as their own. A measurement leaves no trace."""
+        """Whether clients keep the `Own` fields that the step returns. A measurement leaves no trace."""
         return self.kind is not Kind.PROBE and bool(self.step.kept)
 
     def again(self, clients: tuple[int, ...], attempt: int) -> Call:
-        """The same call to those clients only, who are sent again what they should hold."""
+        """The same call to these clients only. The vectors that they should hold are sent again."""
         held = {
             name: h._replace(missing=tuple(c for c in clients if c in h.missing)) for name, h in self.held.items()
         }
@@ -75,10 +75,10 @@ class Call:
 
     @property
     def before(self) -> dict[str, Array]:
-        """The vectors that `Next` fields of the reply are the new values of.
+        """The vectors whose new values are the `Next` fields of the reply.
 
-        What a client contributes to such a field is the difference to the vector. A vector that was given as None
-        is not among them.
+        A client's contribution to such a field is the difference to the vector. Vectors that were given as None
+        are excluded.
         """
         given = {**self.arrays, **self.vectors}
         following = [name for name, field in self.step.sent.items() if field.role is Role.NEXT]
@@ -92,7 +92,7 @@ class Call:
 
     @property
     def program(self) -> tuple[Any, ...]:
-        """What the compiled program of this call depends on, shapes aside."""
+        """Everything that the compiled program of this call depends on, apart from shapes."""
         return self.step, tuple(sorted(self.constants.items())), self.keeps
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Call:
 def make_call(
     step: Step[Any, Any], address: Address, clients: Sequence[int], arguments: Mapping[str, Any], **more: Any
 ) -> Call:
-    """A call whose arguments are sorted by what the step's annotations say of them."""
+    """Make a call, with its arguments sorted by the step's annotations."""
     arrays: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     rows: dict[str, PerClient] = {}
@@ -140,5 +140,5 @@ def _number(value: Any) -> np.generic | np.ndarray:
 
 
 def payload(tree: Any) -> int:
-    """Payload bytes: vectors count, numbers do not."""
+    """The number of payload bytes. Vectors count, single numbers do not."""
     return sum(a.nbytes for a in jax.tree.leaves(tree) if np.ndim(a))

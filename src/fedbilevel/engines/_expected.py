@@ -1,7 +1,7 @@
-"""What a step returns for a call, found by abstract evaluation: no data, no arithmetic, shapes only.
+"""The shapes that a step returns for a call, found by abstract evaluation: no data, no arithmetic.
 
-The server learns from it which fields every reply must have, and an engine what the step asks of a client's own.
-Nothing is learned from a reply, so the first one cannot decide about the others.
+They tell the server which fields every reply must have, and an engine which of a client's own arrays the step
+needs. Nothing is inferred from replies, so the first one cannot decide what is expected of the others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ Struct = jax.ShapeDtypeStruct
 
 
 class Expected(NamedTuple):
-    """fields: the shape of each field that is sent; asked and kept: the arrays that the step asks of a client's
-    own, and that it returns for the client to keep."""
+    """The arrays that a step takes from a client and returns.
+
+    fields  the shape of each field that is sent
+    asked   the client's own arrays that the step needs
+    kept    the arrays that the step returns for the client to keep
+    """
 
     fields: dict[str, tuple[int, ...]]
     asked: dict[str, tuple[Struct, ...]]
@@ -33,7 +37,7 @@ class Expected(NamedTuple):
 
 
 def expect(call: Call, problem: BilevelProblem) -> Expected:
-    """What the call's step returns for one client of this problem."""
+    """Find what the call's step returns for one client of this problem."""
     given = {name: h.value for name, h in call.held.items()}
     rows = {name: each.values for name, each in call.rows.items()}
     return _expect(
@@ -88,7 +92,7 @@ def _expect(
 
 
 def _short(descriptor: Descriptor) -> Descriptor:
-    """The descriptor with one step for every client, as the number of steps does not matter for shapes."""
+    """The descriptor with one step for every client: the number of steps does not matter for shapes."""
     if isinstance(descriptor, Samples) and isinstance(descriptor.count, PerClient):
         return Samples(descriptor.part, descriptor.size, 1)
     return descriptor

@@ -1,4 +1,4 @@
-"""What comes back from clients, and why a reply does not count."""
+"""The replies of clients, and the reasons why a reply does not count."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..rng import Address
 class Fault(Enum):
     """What is wrong with a reply that does not count."""
 
-    ABSENT = "absent"  # there is none
+    ABSENT = "absent"  # there is no reply
     LATE = "late"  # it came after the deadline
-    FAILED = "failed"  # the client says that it could not do the step, or sent what is no message
+    FAILED = "failed"  # the client says that it could not do the step, or sent something that is not a message
     STALE = "stale"  # it answers another call
     TWICE = "twice"  # the client has answered already
     MISFIT = "misfit"  # it has other fields, shapes or types than the step returns
@@ -27,17 +27,17 @@ class Fault(Enum):
 
     @property
     def offence(self) -> bool:
-        """Whether it speaks against the client. Not to answer, or to answer late, is nobody's offence."""
+        """Whether the fault counts against the client. An absent or late reply does not."""
         return self not in (Fault.ABSENT, Fault.LATE)
 
     @property
     def wild(self) -> bool:
-        """Whether it is a sign of divergence."""
+        """Whether the fault is a sign of divergence."""
         return self in (Fault.NOT_FINITE, Fault.TOO_LARGE)
 
 
 class Reason(NamedTuple):
-    """Why a reply does not count: the fault, a short text, and the field that has it if it is one field's."""
+    """Why a reply does not count: the fault, a short text, and the field at fault if there is a single one."""
 
     fault: Fault
     text: str
@@ -49,14 +49,14 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replies:
-    """Replies of some of the cohort, stacked along the first axis.
+    """The replies of some clients of the cohort, stacked along the first axis.
 
-    refused   whose reply the engine itself could not accept, and why
-    wire      the bytes of the messages up and down with their headers, on an engine that sends any
+    refused   the clients whose reply the engine itself could not accept, each with the reason
+    wire      the bytes of the messages up and down with their headers, if the engine sends messages
     delay     seconds that these replies took, if the engine leaves the deadline to the federation
-    address   the address of the call that they answer; None where the engine itself makes sure that it is this one
-    injected  faults made on purpose, by client
-    forgot    clients that say that they have lost what they had kept, and started anew
+    address   the address of the call that they answer; None if the engine itself ensures that it is this call
+    injected  the faults that were injected, by client
+    forgot    the clients that report that they have lost their state and started afresh
     """
 
     clients: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Replies:
     forgot: tuple[int, ...] = ()
 
     def split(self, count: int) -> tuple[Replies, Replies]:
-        """The first replies, as many as this, and the others."""
+        """Split into the first `count` replies and the others."""
         if count >= len(self.clients):
             return self, replace(self, clients=(), reply=None)
         first, rest = (

@@ -20,7 +20,7 @@ class SimulationSettings:
     over: Annotated[
         Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
     ] = None
-    memory_limit: Annotated[Count, about("MiB for a cohort's data and work; a larger one goes in chunks")] = 1024
+    memory_limit: Annotated[Count, about("MiB for a cohort's data and work; a larger cohort is split")] = 1024
     devices: Annotated[Count | None, about("devices to spread clients over; default: all")] = None
 
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
@@ -30,7 +30,7 @@ class SimulationSettings:
 
 @settings
 class LoopSettings:
-    """Client by client, to debug, and for problems that JAX cannot trace."""
+    """One client at a time, for debugging and for problems that JAX cannot trace."""
 
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """The engine for these clients."""
@@ -49,12 +49,12 @@ class RaySettings:
     over: Annotated[
         Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
     ] = None
-    memory_limit: Annotated[Count, about("MiB for an actor's data and work; a larger part goes in chunks")] = 1024
+    memory_limit: Annotated[Count, about("MiB for an actor's data and work; a larger part is split")] = 1024
     devices: Annotated[Count | None, about("devices of an actor to spread clients over; default: all")] = None
 
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """The engine for these clients, with its actors started."""
-        from .ray import Ray  # an extra, imported only when it is used
+        from .ray import Ray  # Ray is an extra, and is imported only when it is used.
 
         return Ray(
             problem,

@@ -1,15 +1,15 @@
-"""What clients keep: the `Own` fields that their steps returned, beside the clients' data.
+"""The states that clients keep beside their data: the `Own` fields that their steps returned.
 
 A client's state is dated by the clock of the call that made it. A call at clock t is given the newest state from
-before t, so that a client who is asked twice in one round starts from the same state both times, and so does a run
-that goes back to a checkpoint. Of each client there are at most three dated states: the one that the last
-checkpoint goes on from, the one before the newest, and the newest. A durable store has all since the last
-checkpoint that it was told of, as it is the store of a site, and sites do not decide where a run goes on from.
+before t. So a client that is asked twice in one round starts from the same state both times, and so does a run
+that goes back to a checkpoint. Each client has at most three dated states: the one that the last checkpoint
+continues from, the one before the newest, and the newest. A durable store belongs to a site, and a site does not
+decide where a run continues. It therefore has all states since the last checkpoint that it was told of.
 
-Only clients that kept something are here, so a million registered clients cost nothing. Beyond a limit in memory
-the states of those that were asked longest ago go to files. A file is never changed after it was written, so a
-checkpoint only has to name the files of its states (`save`), and a resumed run reads them (`load`). A durable
-store writes every state to its file at once, and finds the files again when it is made anew.
+Clients that kept nothing take no space, so a million registered clients cost nothing. When the states exceed a
+limit in memory, those of the clients asked longest ago are moved to files. A file never changes after it was
+written, so a checkpoint only has to name the files of its states (`save`), and a resumed run reads them (`load`).
+A durable store writes every state to its file at once, and finds the files again when it is created anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..errors import CheckpointError, StorageError
 State = Mapping[str, tuple[Any, ...]]
 MIB = 2**20
 CHECKPOINTS = 3  # as many as a run folder keeps
-MOST = 256  # dated states of a client in a durable store, however long nothing is settled
+MOST = 256  # A durable store has at most this many dated states of a client, even if no checkpoint settles them.
 
 
 @dataclass
@@ -43,21 +43,21 @@ class _Dated:
 
     clock: int
     state: State | None
-    digest: str | None = None  # of the file, if there is one
+    digest: str | None = None  # the digest of the file, if there is a file
 
 
 class ClientStates:
-    """The states of clients, dated.
+    """The dated states of clients.
 
-    limit     MiB of states in memory, beyond which states go to files
-    folder    where the files are; a temporary folder by default
-    durable   whether every state goes to its file at once, and files that are there are states
+    limit     MiB of states in memory; states beyond it are moved to files
+    folder    the folder of the files (default: a temporary folder)
+    durable   whether every state is written to its file at once, and existing files are read as states
     """
 
     def __init__(self, *, limit: int = 1024, folder: Path | None = None, durable: bool = False) -> None:
         self._limit, self._folder, self._durable = limit * MIB, folder, durable
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._clients: OrderedDict[int, list[_Dated]] = OrderedDict()  # who was asked last comes last
+        self._clients: OrderedDict[int, list[_Dated]] = OrderedDict()  # the client asked last comes last
         self._resident = 0
         self._saved: deque[dict[int, tuple[int, str]]] = deque(maxlen=CHECKPOINTS)
         if durable and folder is not None and folder.is_dir():
@@ -77,7 +77,7 @@ class ClientStates:
         return None if dated is None else dated.clock
 
     def read(self, client: int, clock: int) -> State:
-        """The newest state of a client from before a clock; nothing if there is none."""
+        """The newest state of a client from before a clock; empty if there is no state."""
         dated = self._before(client, clock)
         if dated is None:
             return {}
@@ -91,7 +91,7 @@ class ClientStates:
     def write(self, client: int, clock: int, state: State, settled: int) -> None:
         """Keep a state from a call at a clock. `settled` is the clock of the last checkpoint.
 
-        The fields of the state replace those of the one before; the others stay as they were.
+        The fields of the state replace those of the previous state; all other fields stay as they were.
         """
         before = self._before(client, clock)
         merged = {**self.read(client, clock), **{name: _on_host(leaves) for name, leaves in state.items()}}
@@ -99,7 +99,7 @@ class ClientStates:
         dated = self._clients.setdefault(client, [])
         safe = next((d for d in reversed(dated) if d.clock < min(settled, clock)), None)
         kept = [d for d in dated if d is safe or d is before]
-        if self._durable:  # where a run goes on from is decided elsewhere: at any checkpoint since the settled one
+        if self._durable:  # the run may continue from any checkpoint since the settled one
             oldest = clock if safe is None else safe.clock
             kept = [d for d in dated if oldest <= d.clock < clock or d is before][-MOST:]
         for old in dated:
@@ -113,11 +113,11 @@ class ClientStates:
         self._spill(client)
 
     def place(self, folder: Path) -> None:
-        """Name the folder of the files, before there is any."""
+        """Set the folder of the files, before any file is written."""
         self._folder = folder
 
     def save(self, clock: int) -> dict[str, str]:
-        """Write what is not in files yet; name the state of each client from before a clock, for `load`."""
+        """Write all states to files, and name each client's state from before a clock, for `load`."""
         manifest: dict[int, tuple[int, str]] = {}
         for client in list(self._clients):
             dated = self._before(client, clock)
@@ -133,7 +133,7 @@ class ClientStates:
         return {str(client): f"{old} {digest}" for client, (old, digest) in manifest.items()}
 
     def load(self, manifest: Mapping[str, str]) -> None:
-        """Go on from the states that a checkpoint names. Their files are read when they are asked for."""
+        """Continue from the states that a checkpoint names. Their files are read on demand."""
         self._clients.clear()
         self._resident = 0
         named: dict[int, tuple[int, str]] = {}
@@ -141,10 +141,10 @@ class ClientStates:
             clock, _, digest = entry.partition(" ")
             named[int(client)] = int(clock), digest
             self._clients[int(client)] = [_Dated(int(clock), None, digest)]
-        self._saved.append(named)  # the checkpoint is still there, and so its files stay
+        self._saved.append(named)  # the checkpoint still exists, so its files stay
 
     def packed(self) -> dict[str, str]:
-        """The files of the states by name, in Base64: for another process, which cannot read them."""
+        """The files of the states by name, in Base64, for another process that cannot read the files."""
         return {
             self._file(client, each.clock).name: base64.b64encode(self._content(client, each)).decode()
             for client, dated in self._clients.items()
@@ -152,12 +152,12 @@ class ClientStates:
         }
 
     def unpack(self, files: Mapping[str, str]) -> None:
-        """Write files that another process has packed, as if they had always been here."""
+        """Write the files that another process has packed."""
         for name, content in files.items():
             (self._where() / name).write_bytes(base64.b64decode(content))
 
     def clear(self) -> None:
-        """Forget everything; files of a temporary folder go too."""
+        """Forget everything, and delete the files of a temporary folder."""
         self._clients.clear()
         self._resident = 0
         if self._temporary is not None:
@@ -168,11 +168,11 @@ class ClientStates:
         return next((d for d in reversed(self._clients.get(client, [])) if d.clock < clock), None)
 
     def _named(self, client: int, clock: int) -> bool:
-        """Whether a checkpoint that is still there names this state."""
+        """Whether a checkpoint that still exists names this state."""
         return any(manifest.get(client, (None,))[0] == clock for manifest in self._saved)
 
     def _spill(self, spared: int) -> None:
-        """Move states to files until the others fit the limit; the client that is at work is spared."""
+        """Move states to files until the rest fits the limit; the state of the client at work stays in memory."""
         for client in list(self._clients):
             if self._resident <= self._limit:
                 return
@@ -201,7 +201,7 @@ class ClientStates:
         return self._where() / f"{client}-{clock}.safetensors"
 
     def _store(self, client: int, dated: _Dated) -> str:
-        """Write a state to its file, unless it is there; the digest of the file."""
+        """Write a state to its file, unless it is there, and return the digest of the file."""
         if dated.digest is not None:
             return dated.digest
         assert dated.state is not None
@@ -233,7 +233,7 @@ class ClientStates:
         return dated.digest
 
     def _content(self, client: int, dated: _Dated) -> bytes:
-        """The bytes of a file, which have to be those that were written."""
+        """The bytes of a file; raises if they are not those that were written."""
         file = self._file(client, dated.clock)
         try:
             content = file.read_bytes()
@@ -260,7 +260,7 @@ class ClientStates:
         return {name: tuple(leaves) for name, leaves in state.items()}
 
     def _find(self) -> None:
-        """The states whose files are there: a file that cannot be read is as good as lost, and is taken out."""
+        """Find the states whose files exist. A file that cannot be read is treated as lost and deleted."""
         assert self._folder is not None
         found = []
         for file in self._folder.glob("*.safetensors"):
@@ -290,7 +290,7 @@ def _on_host(leaves: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
 
 
 def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """The digest of arrays with their names, types and shapes, by which a file can be checked by itself."""
+    """The digest of arrays with their names, types and shapes. It lets a file be checked by itself."""
     made = hashlib.sha256()
     for key in sorted(arrays):
         array = arrays[key]
@@ -304,7 +304,7 @@ def _nbytes(state: State) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make sure that a renamed file is in its folder also after a crash of the machine."""
+    """Make sure that a renamed file is still in its folder after the machine crashes."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The work of one client for one call, of which every engine is made: draw, pad, recall, perform."""
+"""The work of one client for one call, which all engines share: draw, pad, recall, perform."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def perform(
     data: Arrays,
     memory: Any,
 ) -> tuple[Any, State]:
-    """Run a step for one client: what it sends, and what it keeps. Pure: engines compile and batch it."""
+    """Run a step for one client; return what it sends and what it keeps. Engines compile and batch this."""
     oracle = problem.oracle(vectors, data, memory, kept)
     reply = call.step(oracle, **arrays, **call.constants, **rows, **draws)
     own = {name: value for name in call.step.kept if (value := getattr(reply, name)) is not None}
@@ -47,7 +47,7 @@ def perform(
 
 
 def recalled(call: Call, problem: BilevelProblem, states: ClientStates, client: int) -> dict[str, Kept]:
-    """What the step asks of a client's own: what it has kept, or zeros of the same shapes that do not count."""
+    """The client's own arrays that the step needs: those it has kept, or else zeros marked as not kept."""
     asked = expect(call, problem).asked
     if not asked:
         return {}

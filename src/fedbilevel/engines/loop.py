@@ -1,4 +1,4 @@
-"""One client at a time, unbatched: slow, easy to debug, and it names the client in an error."""
+"""An engine that runs one client at a time. It is slow but easy to debug, and its errors name the client."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ._work import pad, perform, prepare, recalled
 class Loop:
     """Runs the cohort's clients one after the other in this process.
 
-    A problem whose oracle JAX can trace is compiled; the steps of any other are run as they are.
+    Steps are compiled if JAX can trace the problem's oracle, and run uncompiled otherwise.
 
-    states    where clients keep what is their own; a store in memory by default
+    states    the store of the clients' own states (default: a store in memory)
     """
 
     def __init__(self, problem: BilevelProblem, clients: Clients, *, states: ClientStates | None = None) -> None:
@@ -69,7 +69,7 @@ class Loop:
 
             self._programs[call.program] = jax.jit(program) if self.problem.traceable else program
         given: Any = call.vectors, call.arrays, rows, draws, kept
-        if not self.problem.traceable:  # a step that is not traced gets arrays that belong to no library
+        if not self.problem.traceable:  # a step that is not traced is given NumPy arrays
             given = jax.tree.map(np.asarray, given)
         reply, own = self._programs[call.program](*given, data, memory)
         if own:

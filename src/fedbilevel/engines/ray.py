@@ -1,14 +1,15 @@
 """The simulation spread over a Ray cluster: the extra `fedbilevel[ray]`.
 
-The cohort is cut into contiguous parts, one for each actor, a long-lived process with a `Simulation` of its
-own. Parts have one size, the last filled up with its last client, so nothing compiles twice. Replies come back
-stacked, in the order of the cohort, so the federation checks each client's as it does everywhere, and adds the
-parts in a fixed order: with one actor the numbers are bit for bit those of `Simulation`.
+The cohort is cut into contiguous parts, one for each actor. An actor is a long-lived process with its own
+`Simulation`. All parts have the same size, because the last one is filled up with its last client, so nothing
+compiles twice. Replies come back stacked in the order of the cohort. The federation checks each client's reply as
+with any engine, and adds the parts in a fixed order: with one actor the numbers equal those of `Simulation` bit
+for bit.
 
-Held vectors go to Ray's object store once a version, and from there once to each node. A step is pure and an
-actor has data only, so an actor or a node that dies is replaced and asked again, and the numbers stay. For the
-same reason what clients keep stays with the driver: it goes to the actor with the part, and comes back with the
-replies. An actor that dies takes no client's state with it.
+Each version of a held vector is put into Ray's object store once, and goes from there to each node once. A step is
+pure and an actor has only data, so an actor or a node that dies is replaced and asked again, and the numbers do
+not change. For the same reason the clients' states stay with the driver. They are sent to the actor with the part
+and come back with the replies, so an actor that dies takes no client's state with it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ._replies import Fault, Reason, Replies
 from ._states import ClientStates, State
 from .simulation import Simulation
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads this when it is imported.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -53,7 +54,7 @@ PAUSE = 0.2  # seconds before a part is asked for again
 
 
 class Part(NamedTuple):
-    """What an actor is asked for: a call on its part of the cohort, without the arrays.
+    """The request to an actor: a call on its part of the cohort, without the arrays.
 
     `clients` is filled up to the common size; the first `asked` of them are really asked.
     """
@@ -76,7 +77,7 @@ class Answer(NamedTuple):
 
 
 class Worker:
-    """An actor: a simulation of whichever clients it is asked for."""
+    """An actor: a simulation of any clients that it is asked for."""
 
     def __init__(self, settings: Mapping[str, Any], cpu_devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
@@ -86,11 +87,11 @@ class Worker:
         self._simulation: Simulation | None = None
 
     def reply(self, task: list[Any], part: Part, down: tuple[Any, Any], *held: Any) -> Answer:
-        """As `answer`. The task comes with every call, as an actor that was made again has to read it again."""
+        """Like `answer`. The task comes with every call because a replaced actor has to read it again."""
         return answer(self._prepared(task), part, down, held)
 
     def prepare(self, task: list[Any]) -> None:
-        """Be ready before the first round, and fail early."""
+        """Build the simulation before the first round, so that errors appear early."""
         self._prepared(task)
 
     def _prepared(self, task: list[Any]) -> Simulation:
@@ -105,7 +106,7 @@ class Worker:
 
 
 def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> Answer:
-    """The fields of the replies of the clients really asked, stacked, and what these clients keep."""
+    """The stacked replies of the clients really asked, by field, and what these clients keep."""
     arrays, rows = down
     importlib.import_module(part.step.partition(":")[0])
     shelf = {name: Held(version, value, ()) for (name, version), value in zip(part.versions, held, strict=True)}
@@ -137,10 +138,11 @@ def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tupl
 class Ray:
     """Spreads a cohort over long-lived actors of a Ray cluster, each of them a `Simulation` of its part.
 
-    actors    how many processes; the numbers depend on it in the last digits, and on nothing else of the cluster
-    address   host:port of the head of a cluster, or "local" for one of this process' own; by default what
-              $RAY_ADDRESS says, or else local. A process that is connected already stays with its cluster
-    timeout   seconds after which an actor's part of a round is given up, counted and named
+    actors    the number of processes; the last digits of the results depend on it, but on nothing else of the
+              cluster
+    address   host:port of the head of a cluster, or "local" for a cluster of this process' own (default: the value
+              of $RAY_ADDRESS, or else local). A process that is already connected stays with its cluster
+    timeout   seconds after which an actor's part of a round is given up; its clients are then reported as absent
     over, memory_limit, devices: as for `Simulation`, for each actor
     """
 
@@ -163,12 +165,12 @@ class Ray:
         self.capabilities = Capabilities(states=self._states)
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
         settings = dict(over=over, memory_limit=memory_limit, devices=devices)
-        see = jax.config.values["jax_num_cpu_devices"]  # an actor's JAX is to see as many as this process' does
+        see = jax.config.values["jax_num_cpu_devices"]  # an actor's JAX sees as many as this process'
         places = placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Worker)
         fresh: Any = problem
         if dataclasses.is_dataclass(fresh) and not isinstance(fresh, type):
-            fresh = dataclasses.replace(fresh)  # without what it has cached, which does not travel
+            fresh = dataclasses.replace(fresh)  # without its caches, which cannot be sent
         self._task = ray.put((fresh, clients))
         self.actors = [
             make.options(scheduling_strategy=PlacementGroupSchedulingStrategy(places, i)).remote(settings, see)
@@ -222,7 +224,7 @@ class Ray:
                     late = Reason(Fault.ABSENT, f"no reply within {self._timeout:g} s")
                     yield Replies(refused=dict.fromkeys(asked, late), wire=(0, size))
                     break
-                except RayError:  # an actor that is being made again, or a reply lost with its node
+                except RayError:  # the actor is being replaced, or the reply was lost with its node
                     time.sleep(PAUSE)
                     running[i] = ask(i)
 
@@ -254,14 +256,14 @@ class Ray:
         return self._held.get(name, (None,))[0] != held.version
 
     def _shelve(self, name: str, held: Held) -> Any:
-        """The reference of a held vector; put into the object store once a version."""
+        """The reference of a held vector. Each version is put into the object store once."""
         if self._lacks(name, held):
             self._held[name] = held.version, ray.put(_host(held.value))
         return self._held[name][1]
 
 
 def message_bytes(value: Any) -> int:
-    """The bytes of a value as Ray sends it, a pickle with the arrays beside it. No array is copied for it."""
+    """The number of bytes that Ray sends for a value: a pickle with the arrays beside it. No array is copied."""
     arrays: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
     return len(head) + sum(memoryview(array).nbytes for array in arrays)
@@ -288,5 +290,5 @@ def _connect(address: str) -> None:
 
 
 def _host(value: Any) -> Any:
-    """A device's array as NumPy's; anything else as it is."""
+    """A JAX array as a NumPy array; any other value unchanged."""
     return np.asarray(value) if hasattr(value, "shape") else value

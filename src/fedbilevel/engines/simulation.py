@@ -1,11 +1,11 @@
-"""All clients of the cohort in one compiled program a step.
+"""An engine that runs all clients of the cohort in one compiled program for each step.
 
-The cohort is cut into chunks that fit a memory limit; within a chunk clients are batched by `vmap` or served
-one after the other by `lax.map`, and spread over the devices when there are several. Chunks have one shape, so
+The cohort is cut into chunks that fit a memory limit. Within a chunk, clients are batched by `vmap` or served one
+after the other by `lax.map`, and spread over the devices if there are several. All chunks have the same shape, so
 nothing compiles twice.
 
-With several processes (`jax.distributed`) the devices are those of all of them. Each process loads and draws for
-the clients on its own devices; replies are gathered, so that every process has all of them.
+With several processes (`jax.distributed`) the devices of all processes are used. Each process loads data and draws
+samples for the clients on its own devices. Replies are gathered, so that every process has all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIB = 2**20
 
 
 class Resident(NamedTuple):
-    """A chunk's data on the devices, and what its clients computed from the x of a version."""
+    """A chunk's data on the devices, and what its clients computed from one version of x."""
 
     data: Arrays
     version: int | None
@@ -43,13 +43,13 @@ class Resident(NamedTuple):
 
 
 class Simulation:
-    """Runs a cohort as one jitted program a step.
+    """Runs a cohort as one jitted program for each step.
 
-    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program; by
-                    default it is what the problem says
-    memory_limit    MiB for a cohort's data, its features and what a program makes of them; a cohort that needs
-                    more goes in chunks. What clients keep has the same limit, and goes to files beyond it
-    devices         the devices to spread clients over; by default all that JAX sees, of all processes
+    over            "vmap" batches the clients of a chunk, "map" serves them in turn inside the program (default:
+                    the problem's choice)
+    memory_limit    MiB for a cohort's data, its features and a program's work on them; a cohort that needs more is
+                    cut into chunks. The clients' states have the same limit, and are moved to files beyond it
+    devices         the number of devices to spread clients over (default: all that JAX sees, of all processes)
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Simulation:
         if self._processes > 1 and devices not in (None, len(available)):
             raise SettingsError(
                 f"devices = {devices} is wrong: {self._processes} processes have {len(available)} and use all of "
-                "them; leave it out"
+                "them; remove it"
             )
         self._mesh = jax.make_mesh(
             (devices or len(available),), ("clients",), (AxisType.Auto,), devices=available[:devices]
@@ -114,11 +114,11 @@ class Simulation:
         return self._spread(_stack([pad(self.clients.load(client), capacity) for client in self._here(chunk)]))
 
     def embed(self, x: Array, data: Arrays) -> Any:
-        """What the chunk's clients compute once from a new x."""
+        """The values that the chunk's clients compute once from a new x."""
         return self._remember(x, data)
 
     def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any, Any]:
-        """The chunk's own values, the rows of its samples, and what its clients have kept."""
+        """The values of the chunk's clients, the rows of their samples, and their kept states."""
         capacity, here = self.clients.capacity, list(self._here(chunk))
         rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
         draws = [prepare(call, client, self.clients.size(client), capacity) for client in here]
@@ -126,9 +126,9 @@ class Simulation:
         return self._spread((rows, _stack(draws), _stack(kept)))
 
     def compute(self, call: Call, rows: Any, draws: Any, kept: dict[str, Kept], data: Arrays, memory: Any) -> Any:
-        """Run the step's program: what clients send, and what they keep.
+        """Run the step's program, and return what clients send and what they keep.
 
-        Without a memory, the program embeds what it needs of the data by itself.
+        Without a memory, the program itself embeds the data that it needs.
         """
         program = (*call.program, memory is None)
         if program not in self._programs:
@@ -145,14 +145,14 @@ class Simulation:
         return self._programs[program](shared, (rows, draws, kept, data, memory))
 
     def _reply(self, call: Call, chunk: tuple[int, ...], asked: tuple[int, ...]) -> Any:
-        resident = self._resident(call, chunk)  # first, so that it embeds while rows are drawn
+        resident = self._resident(call, chunk)  # This comes first, so that it embeds while rows are drawn.
         reply, own = self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
         if own:
             self._keep(call, asked, own)
         return reply
 
     def _keep(self, call: Call, asked: tuple[int, ...], own: Any) -> None:
-        """Write down what the clients of a chunk keep."""
+        """Store what the clients of a chunk keep."""
         host = jax.tree.map(np.asarray, own)
         for i, client in enumerate(asked):
             state = {name: tuple(leaf[i] for leaf in leaves) for name, leaves in host.items()}
@@ -161,8 +161,7 @@ class Simulation:
     def _compile(self, function: Any, gather: bool = False) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices.
 
-        `shared` is on all of them. `gather`: the result is for the server, so with several processes it is copied
-        to each of them.
+        `shared` is on all devices. With `gather`, the result is for the server, so it is copied to every process.
         """
 
         def batched(shared: PyTree, each: PyTree) -> PyTree:
@@ -187,7 +186,7 @@ class Simulation:
         return with_all
 
     def _chunks(self, cohort: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Chunks of equal size, the last filled up with its last client, beside those really asked."""
+        """Chunks of equal size, each with the clients really asked; the last is filled up with its last client."""
         if self._stays(cohort):
             most = (self._limit - len(cohort) * self._kept_bytes) // self._work_bytes
         else:
@@ -200,16 +199,16 @@ class Simulation:
             yield asked + asked[-1:] * (size - len(asked)), asked
 
     def _stays(self, cohort: tuple[int, ...]) -> bool:
-        """Whether a cohort's data and memory are kept: if half of the limit holds them and a client has room."""
+        """Whether a cohort's data and memory are kept: half of the limit holds them, and a client's work fits."""
         kept = len(cohort) * self._kept_bytes
         return kept <= self._limit // 2 and kept + self._work_bytes <= self._limit
 
     def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
         """The chunk's data, and its memory at the held x.
 
-        Both are kept while the cohort stays the same, for work and probes apart, if the limit has room for that.
-        If not, the data are loaded for every round and there is no memory: a program that embeds for itself leaves
-        out what its step does not need.
+        Both are kept while the cohort stays the same, separately for work and probes, if they fit the limit.
+        Otherwise the data are loaded for every round and there is no memory: a program that embeds the data itself
+        can skip those that its step does not need.
         """
         if not self._stays(call.clients):
             return Resident(self.load(chunk), None, None)
@@ -225,14 +224,14 @@ class Simulation:
         return resident if held is not None else Resident(resident.data, None, None)
 
     def _vectors(self, call: Call) -> dict[str, Array]:
-        """The held vectors, on all devices; each is sent there once."""
+        """The held vectors, on all devices. Each vector is sent there once."""
         for name, held in call.held.items():
             if name not in self._held or self._held[name][0] != held.version:
                 self._held[name] = held.version, self._share(held.value)
         return {name: self._held[name][1] for name in call.held}
 
     def _here(self, chunk: tuple[int, ...]) -> tuple[int, ...]:
-        """The clients of a chunk on the devices of this process; all of them, when there is one."""
+        """The clients of a chunk on the devices of this process; all clients if there is only one process."""
         if self._processes == 1:
             return chunk
         indices = self._apart.addressable_devices_indices_map((len(chunk),)).values()
@@ -240,7 +239,7 @@ class Simulation:
         return tuple(client for place in places for client in chunk[place])
 
     def _spread(self, tree: PyTree) -> PyTree:
-        """Rows of the clients that are here, as part of arrays over all devices."""
+        """The rows of this process' clients, as parts of arrays over all devices."""
         if self._mesh.size == 1:
             return jax.tree.map(jnp.asarray, tree)
         if self._processes == 1:
@@ -248,7 +247,7 @@ class Simulation:
         return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._apart, a), tree)
 
     def _share(self, tree: PyTree) -> PyTree:
-        """Values that every process has, on all devices. Numbers go there by themselves, and sooner."""
+        """Put values that every process has on all devices. Plain numbers are faster left to JAX."""
         if self._processes > 1:
             return jax.tree.map(self._replicate, tree)
         if self._mesh.size == 1:
@@ -260,11 +259,12 @@ class Simulation:
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
 
     def _estimate(self) -> tuple[int, int]:
-        """Bytes of a client: its data and its memory, twice as the old one goes after the new one came; and what a
-        step takes beside them.
+        """Estimate the bytes of a client: those that stay between steps, and those that a step takes in addition.
 
-        The latter is a rule from measured peaks (docs/scale.md): sixteen vectors, half of them blocks that the
-        allocator keeps for the next program, and a copy of the data on their way to the devices.
+        The former are its data and its memory. The memory counts twice, because the old one is released only after
+        the new one is made. The latter follow a rule from measured peaks (docs/scale.md): sixteen vectors, half of
+        them blocks that the allocator keeps for the next program, and a copy of the data on their way to the
+        devices.
         """
         one = pad(self.clients.load(0), self.clients.capacity)
         x = self.problem.flat_x.vector

@@ -1,4 +1,4 @@
-"""The engine of a real federation: what goes over the wire, a site's side and the server's.
+"""The engine of a real federation: its messages, the site's side and the server's side.
 
 Nothing here imports NVIDIA FLARE, which only carries the bytes; `fedbilevel.federate` gives it this engine.
 """

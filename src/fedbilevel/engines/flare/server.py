@@ -1,4 +1,4 @@
-"""The server's side: a call becomes a request to each site of the cohort, and what comes back is checked."""
+"""The server's side: it turns a call into a request to each site of the cohort, and checks the replies."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .wire import HEADER_LIMIT, LIMIT, Malformed, descriptor_to_json, pack, unpa
 
 
 class Delivery(NamedTuple):
-    """What became of requests: replies by site, and reasons of the sites that did not reply."""
+    """The outcome of requests: the replies by site, and the reasons for the sites that did not reply."""
 
     replies: Mapping[str, Any]
     failures: Mapping[str, str]
 
 
 class Transport(Protocol):
-    """What carries bytes to sites and back, each site's at the same time."""
+    """Carries bytes to the sites and back, to all sites at the same time."""
 
     def __call__(self, requests: Mapping[str, bytes], timeout: float, /) -> Delivery: ...
 
 
 class RemoteClients:
-    """The sites as clients: their number and sizes are known here, their data are not."""
+    """The sites as clients. The server knows their number and sizes, but not their data."""
 
     def __init__(self, sizes: Sequence[ClientSize | None]) -> None:
         self._sizes = [size or ClientSize(0, 0) for size in sizes]
@@ -57,12 +57,12 @@ class Flare:
     """Runs a cohort of remote sites.
 
     sites    the names of all registered sites; client i of the federation is site i, whether it is up or not
-    send     what carries the bytes
+    send     carries the bytes
     timeout  seconds that a site has for a step
-    noise    the multiplier of local privacy, which every site has to add itself, if there is any
-    run      names the run, so that a site finds what it kept for it; a job that goes on with a run has the same
-    safe     tells the clock of the checkpoint that would survive the server, which is where the run would go on
-             from; by default the one that the federation has settled
+    noise    the noise multiplier of local privacy, if it is on; every site adds this noise itself
+    run      the name of the run, by which a site finds its states; a job that continues a run has the same name
+    safe     returns the clock of the checkpoint from which the run would continue if the server were lost
+             (default: the checkpoint that the federation has settled)
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Flare:
         self._safe = safe
         self._send, self._timeout = send, timeout
         self._session, self._number = secrets.token_hex(8), 0
-        self.lost: dict[str, str] = {}  # who could not be reached in the last call, and why
+        self.lost: dict[str, str] = {}  # the sites not reached in the last call, with the reason
         self.pids: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self.clients = RemoteClients(self._greet())
 
     def _greet(self) -> list[ClientSize | None]:
-        """Begin a session with every site that is up; those whose problem is another are refused."""
+        """Begin a session with every site that is up; sites with a different problem are refused."""
         sizes = [self.problem.size_x, self.problem.size_y]
         header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
         header |= {"sizes": sizes, "noise": self._noise}
@@ -128,7 +128,7 @@ class Flare:
         replies, failures = dict(delivery.replies), dict(delivery.failures)
 
         again: dict[str, bytes] = {}
-        for c, site in up.items():  # a site that lost what it should hold is sent it, once
+        for c, site in up.items():  # a site that lost a vector is sent it again, once
             names = _lost(replies.get(site), number)
             if names:
                 again[site] = request(c, set(names) | lacking[c])
@@ -158,7 +158,7 @@ class Flare:
                 yield Replies(clients=(client,), reply=reply, wire=wire, forgot=(client,) if forgot else ())
 
     def close(self) -> None:
-        """Nothing is kept here; sites end with their job."""
+        """Do nothing: the engine holds no resources, and sites end with their job."""
 
     def _header(self, call: Call, client: int, number: int) -> dict[str, Any]:
         return {
@@ -177,13 +177,13 @@ class Flare:
         }
 
     def _largest(self, call: Call) -> int:
-        """How many numbers a reply to this call may have."""
+        """The largest number of values that a reply to this call may have."""
         return min(sum(map(math.prod, expect(call, self.problem).fields.values())), LIMIT // 4)
 
     def _checked(self, call: Call, data: Any, number: int, limit: int) -> tuple[Any, bool]:
         """The reply as the step's NamedTuple, with a first axis of one, and whether the site has lost its state.
 
-        Shapes are the federation's to check.
+        The federation checks the shapes.
         """
         message = unpack(data, limit)
         kind = message.header.get("kind")
@@ -201,7 +201,7 @@ class Flare:
 
 
 def _lost(reply: Any, number: int) -> list[str]:
-    """What a site says that it does not hold any more."""
+    """The names of the vectors that a site reports as lost."""
     try:
         message = unpack(reply)
         if message.header.get("kind") == "lost" and message.header.get("round") == number:

@@ -1,10 +1,10 @@
 """A site's side: private data, the vectors it holds, and answers to the server's requests.
 
 A request asks for one step by its name. Only steps of this library and of modules that the site itself allows
-are run. The site has what the server gave it to hold, and asks for it when it has lost it. What its steps keep as
-the client's own is in files of the site, one folder a run; when the server knows of a state that is not there any
-more, the site says so and starts anew. A request that comes twice gets the same answer; one that is older than the
-last is refused.
+are run. The site holds the vectors that the server gave it, and asks for them again if it has lost them. The
+client's own state is in files of the site, with one folder for each run. If the server knows of a state that the
+site has lost, the site says so and starts afresh. A request that comes twice gets the same answer; a request that
+is older than the last one is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
 
 
 class OwnData:
-    """The one client that a site is, under whichever number the server knows it; nothing is padded."""
+    """The site's data as those of one client, whatever its number at the server. Nothing is padded."""
 
     def __init__(self, data: ClientData) -> None:
         self._data = data
@@ -55,13 +55,12 @@ MakeEngine = Callable[[BilevelProblem, OwnData, ClientStates], Engine]
 class Site:
     """Answers requests with private data.
 
-    modules   where steps may come from, beside this library
+    modules   the modules whose steps are allowed, beside this library's
     limit     the largest request, in bytes
     audit     a file that gets a line for each step asked for, before it is run
     noise     the multiplier of the noise that the site's engine adds, if it adds any
-    engine    makes the engine of the site's one client for a run, from its problem, its data and where it keeps
-              what is its own; by default a `Loop`
-    states    the folder of what steps keep, with a folder for each run; without one it is in memory only
+    engine    makes the engine for a run from the problem, the data and the store of states (default: a `Loop`)
+    states    the folder of the states, with a folder for each run (default: states are in memory only)
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class Site:
         self._data = OwnData(jax.tree.map(np.asarray, data))
         self._run: str | None = None
         self._engine, self._states = self._opened("")
-        self._lock = threading.Lock()  # a call that timed out may still run when the next one comes
+        self._lock = threading.Lock()  # A call that timed out may still be running when the next one comes.
         self._session: str | None = None
         self._shelf: dict[str, tuple[int, np.ndarray]] = {}
         self._last: tuple[int, bytes] = (-1, b"")
 
     def answer(self, request: Any) -> bytes:
-        """The reply to a request; also an error is a reply, with its reason."""
+        """The reply to a request. An error is also a reply, with its reason."""
         with self._lock:
             number, step = -1, "?"
             try:
@@ -104,7 +103,7 @@ class Site:
                 if number == self._last[0]:
                     return self._last[1]
                 lost = self._shelve(message)
-                if lost:  # not an answer yet: the same round comes again, with them
+                if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
                     return pack({"kind": "lost", "round": number, "names": lost}, {})
                 self._last = number, self._work(message, number)
                 return self._last[1]
@@ -115,7 +114,7 @@ class Site:
                 return pack({"kind": "error", "round": number, "step": step, "reason": reason}, {})
 
     def _hello(self, message: Message, number: int) -> bytes:
-        """A new session: nothing is held. The numbers of parameters must be the server's."""
+        """Begin a new session, in which nothing is held. The numbers of parameters must be the server's."""
         ours, theirs = [self._problem.size_x, self._problem.size_y], message.get("sizes", list)
         if ours != theirs:
             raise Malformed(
@@ -126,11 +125,11 @@ class Site:
         if asked is not None and (self._noise is None or not self._noise >= asked):
             raise Malformed(
                 f"the run promises local privacy with noise {asked}, this site adds {self._noise or 'none'}; "
-                "set it in [privacy] of the site's TOML, or leave privacy.mode out"
+                "set it in [privacy] of the site's TOML, or remove privacy.mode"
             )
         run = message.get("run", str)
         if not run.isalnum() or len(run) > 64:
-            raise Malformed("the name of the run is not one")
+            raise Malformed("the name of the run is not valid")
         if run != self._run:
             self._engine.close()
             self._run, (self._engine, self._states) = run, self._opened(run)
@@ -138,7 +137,7 @@ class Site:
         return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
 
     def _opened(self, run: str) -> tuple[Engine, ClientStates]:
-        """The engine for a run, with what the site has kept for it."""
+        """The engine for a run, with the states that the site has kept for it."""
         if self._folder is None or not run:
             states = ClientStates()
         else:
@@ -146,7 +145,7 @@ class Site:
         return self._make(self._problem, self._data, states), states
 
     def _shelve(self, message: Message) -> list[str]:
-        """Keep what is sent to be held; the names of what should be held and is not."""
+        """Keep the vectors that are sent to be held, and return the names of those that are missing."""
         versions = message.get("held", dict)
         for name, version in versions.items():
             sent = message.vectors.get(f"held.{name}")
@@ -169,7 +168,7 @@ class Site:
         return pack(header | ({"forgot": True} if forgot else {}), vectors)
 
     def _forgot(self, call: Call, kept: Any) -> bool:
-        """Whether the step asks for a state that the server knows of and that is not here any more."""
+        """Whether the step needs a state that the server knows of and the site has lost."""
         if not isinstance(kept, int) or not expect(call, self._problem).asked:
             return False
         found = self._states.latest(call.clients[0], call.clock)
@@ -204,7 +203,7 @@ class Site:
 
 
 def _address(value: list[Any]) -> Address:
-    """The address of a call's draws. A site answers rounds and probes; work without a message has no request."""
+    """The address of a call's draws. Requests are for rounds and probes only; local work needs no message."""
     kinds = {kind.value: kind for kind in (Kind.ROUND, Kind.PROBE)}
     match value:
         case [int(seed), str(kind), int(place)] if kind in kinds:

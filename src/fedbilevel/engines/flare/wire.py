@@ -1,7 +1,7 @@
 """Messages as bytes: a magic word, the length of a header, the header as JSON, and the vectors one after another.
 
 The header says what follows: {"kind": ..., "round": ..., "vectors": [{"name", "dtype", "shape"}, ...], ...}.
-Whoever reads a message checks all of it before using any of it; there is nothing in it that could be executed.
+A reader checks the whole message before using any part of it. Nothing in a message can be executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...steps import Descriptor, Epochs, PerClient, Sample, Samples
 MAGIC = b"FBL1"
 PREFIX = struct.Struct("<4sI")
 HEADER_LIMIT = 2**20
-LIMIT = 2**30  # bytes of a message
+LIMIT = 2**30  # the largest message, in bytes
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "int32": np.dtype("<i4"),
@@ -58,7 +58,7 @@ def pack(header: Mapping[str, Any], vectors: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: Any, limit: int = LIMIT) -> Message:
-    """The message in these bytes; raises `Malformed` with the reason if there is none."""
+    """The message in these bytes; raises `Malformed` with the reason if they are not a valid message."""
     if not isinstance(data, bytes):
         raise Malformed(f"{type(data).__name__} instead of bytes")
     if len(data) > limit:
@@ -103,7 +103,7 @@ def _described(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
 
 
 def descriptor_to_json(descriptor: Descriptor) -> dict[str, Any]:
-    """A sample descriptor as JSON; `descriptor_from_json` is the way back."""
+    """A sample descriptor as JSON; the inverse is `descriptor_from_json`."""
     kind = next(name for name, cls in DESCRIPTORS.items() if type(descriptor) is cls)
     fields = dict(vars(descriptor))
     if isinstance(fields.get("count"), PerClient):
