@@ -1,4 +1,4 @@
-"""Layers around an engine: honest noise, attacks, faults on purpose, and a site's own noise."""
+"""Layers around an engine: the noise of local privacy, attacks, injected faults, and a site's own noise."""
 
 from ._attack import Attack, AttackSettings, FlippedLabels
 from ._chaos import Chaos, ChaosSettings, load_chaos

@@ -1,18 +1,18 @@
-"""Clients that lie, to test how a federation holds: a fixed set of them, drawn from a seed.
+"""Clients that lie, to test how robust a federation is. A fixed set of attackers is drawn from a seed.
 
-Attackers speak the protocol: their replies have the right fields and shapes, and are finite. With u_i what an
-honest client would contribute to a field (its reply, or the difference to the vector that the reply is the next
-value of; always the reply, when the target is "message"), and μ and σ the mean and the standard deviation of the
-u_i of the honest clients of the cohort:
+Attackers follow the protocol: their replies have the right fields and shapes, and are finite. Let u_i be the
+honest contribution of client i to a field. It is the client's reply or, if the reply is the next value of a
+vector, the difference to that vector; with the target "message" it is always the reply. Let μ and σ be the mean
+and the standard deviation of u_i over the honest clients of the cohort. The attackers contribute
 
     sign-flip    -s u_i
     scaled        s u_i
-    alie          μ - s σ      (Baruch et al. 2019): as far off as still hides among the honest
-    ipm          -s μ          (Xie et al. 2020): against the mean of the honest
+    alie          μ - s σ      (Baruch et al. 2019): as far from μ as possible without standing out
+    ipm          -s μ          (Xie et al. 2020): against the mean of the honest clients
     label-flip    honest work on the labels C-1, ..., 0 instead of 0, ..., C-1
 
-The attackers of `alie` and `ipm` know the honest replies of their round. Probes are answered honestly, as they are
-our measurements; a client with flipped labels answers them from the data that it has.
+The attackers of `alie` and `ipm` know the honest replies of their round. Probes are answered honestly, because
+they are our measurements; a client with flipped labels answers them from its flipped data.
 """
 
 from __future__ import annotations
@@ -41,25 +41,23 @@ FACTORS: dict[str, float] = {"sign-flip": -1.0, "scaled": 10.0, "ipm": -0.5}
 
 @settings
 class AttackSettings:
-    """Clients that lie, to see how the aggregator holds. Without a kind nobody lies."""
+    """Clients that lie, to test how robust the aggregator is. Without a kind there is no attack."""
 
     kind: Annotated[
         Literal["sign-flip", "scaled", "alie", "ipm", "label-flip"] | None,
-        about("sign-flip, scaled, alie, ipm (of what is sent) or label-flip (of the data); default: no attack"),
+        about("sign-flip, scaled, alie, ipm (change replies) or label-flip (changes data); default: no attack"),
     ] = None
     share: Annotated[Annotated[float, Field(ge=0, le=1)], about("share of the clients that attack")] = 0.2
     scale: Annotated[
         Positive | None,
-        about(
-            "factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, what hides among the honest for alie"
-        ),
+        about("factor; default: 1 for sign-flip, 10 for scaled, 0.5 for ipm, the largest that hides for alie"),
     ] = None
     target: Annotated[
-        Target, about("what is twisted of a reply that is a vector's next value: its update, or the message")
+        Target, about("what attackers change if a reply is a vector's next value: its update, or the message")
     ] = "update"
 
     def wrap_clients(self, clients: Clients, classes: int | None, seed: int) -> Clients:
-        """The clients with the labels that they work on."""
+        """The clients with the labels that they use; attackers have flipped labels if the kind says so."""
         if self.kind != "label-flip":
             return clients
         if classes is None:
@@ -67,20 +65,20 @@ class AttackSettings:
         return FlippedLabels(clients, attackers(clients.count, self.share, seed), classes)
 
     def wrap(self, engine: Engine, seed: int) -> Engine:
-        """The engine with the replies that come out of it."""
+        """The engine with the attack around it, if the attack changes replies."""
         if self.kind is None or self.kind == "label-flip":
             return engine
         return Attack(engine, kind=self.kind, share=self.share, scale=self.scale, target=self.target, seed=seed)
 
 
 class Attack:
-    """An engine some of whose clients lie in every round.
+    """An engine in which some clients lie in every round.
 
-    kind    what they send
-    share   of the registered clients
-    scale   s of the table above; by default a value that fits the kind
-    target  what u_i is where a reply is the next value of a vector: "update", the difference to it, or "message"
-    seed    decides who they are
+    kind    the attack
+    share   the share of the registered clients that attack
+    scale   s of the table above (default: a value that fits the kind)
+    target  what u_i is if a reply is the next value of a vector: "update", the difference to it, or "message"
+    seed    decides which clients attack
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class Attack:
         return dataclasses.replace(chunk, reply=chunk.reply._replace(**changed))
 
     def _target(self, call: Call, name: str, chunks: Sequence[Replies]) -> Any:
-        """What all attackers of the cohort contribute to a field; the honest are all, when there is no other."""
+        """The contribution of each attacker to a field. If the cohort has no honest client, all count as honest."""
         rows = np.concatenate([np.asarray(getattr(chunk.reply, name)) for chunk in chunks if chunk.clients])
         honest = np.asarray([c not in self.attackers for chunk in chunks for c in chunk.clients])
         own = (rows[honest] if honest.any() else rows) - self._before(call, name)
@@ -139,13 +137,13 @@ class Attack:
         return own.mean(0) - np.float32(scale) * own.std(0)
 
     def _before(self, call: Call, name: str) -> Any:
-        """What a contribution to a field is added to."""
+        """The vector to which a contribution to a field is added."""
         given = call.before if self._of == "update" else {}
         return np.asarray(given.get(name, np.float32(0)))
 
 
 class FlippedLabels:
-    """Clients of whom some have the label C-1-l wherever the data say l."""
+    """Clients of which the attackers have the label C-1-l wherever the data have l."""
 
     def __init__(self, clients: Clients, attackers: frozenset[int], classes: int) -> None:
         self.count, self.capacity = clients.count, clients.capacity
@@ -162,15 +160,16 @@ class FlippedLabels:
 
 
 def attackers(clients: int, share: float, seed: int) -> frozenset[int]:
-    """Who attacks: a share of the clients, drawn at (seed, "attackers")."""
+    """The clients that attack: a share of all clients, drawn at (seed, "attackers")."""
     chosen = rng.generator(seed, "attackers").choice(clients, round(share * clients), replace=False)
     return frozenset(int(c) for c in chosen)
 
 
 def hidden_scale(clients: int, liars: int) -> float:
-    """ALIE's s for m liars among n: with the honest who are further off than μ - s σ they are a majority.
+    """ALIE's s for m liars among n clients.
 
-    s = Φ^{-1}((n - m - k) / (n - m)),  k = floor(n/2 + 1) - m;  kept between 0 and 3.
+    The liars and the honest clients that are further off than μ - s σ together form a majority:
+    s = Φ^{-1}((n - m - k) / (n - m)),  k = floor(n/2 + 1) - m,  limited to [0, 3].
     """
     honest, helpers = clients - liars, clients // 2 + 1 - liars
     share = (honest - helpers) / honest if honest else 1.0

@@ -1,7 +1,7 @@
-"""Faults on purpose: an engine around another one, whose clients vanish, are late, or answer nonsense.
+"""Injected faults: an engine around another one, whose clients vanish, are late, or send invalid replies.
 
-What becomes of a reply is drawn at (seed, "chaos", the call's address, attempt, client), so a run with faults can
-be repeated and resumed like any other. The federation is told of each fault and books it beside what it noticed.
+The fault of a reply is drawn at (seed, "chaos", the call's address, attempt, client), so a run with faults can be
+repeated and resumed like any other. The federation is told of each fault, and books it beside those it noticed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @settings
 class ChaosSettings:
-    """How often replies go wrong, as shares of all replies; a reply has one fault at most."""
+    """How often replies are faulty, as shares of all replies. A reply has at most one fault."""
 
     drop: Annotated[Share, about("no answer at all")] = 0.0
     late: Annotated[Share, about("an answer after the deadline")] = 0.0
@@ -42,7 +42,7 @@ class ChaosSettings:
     step: Annotated[Share, about("the reply of another step")] = 0.0
     stale: Annotated[Share, about("the reply of an earlier round")] = 0.0
     enormous: Annotated[Share, about("a vector times 1e30")] = 0.0
-    seed: Annotated[int, Field(ge=0), about("the root of the faults, apart from the run's")] = 0
+    seed: Annotated[int, Field(ge=0), about("the seed of the faults, separate from the run's")] = 0
     lateness: Annotated[float, Field(gt=0), about("seconds that a late answer takes")] = 3600.0
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ NOTICED = {
 
 
 def load_chaos(path: str | Path) -> ChaosSettings:
-    """The settings in a TOML file."""
+    """Read the settings from a TOML file."""
     try:
         values = tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -80,14 +80,14 @@ def load_chaos(path: str | Path) -> ChaosSettings:
 
 
 class Other(NamedTuple):
-    """What no step replies with."""
+    """A reply that no step returns."""
 
     other: Any
 
 
 @final
 class Chaos:
-    """An engine whose replies go wrong as the settings say."""
+    """An engine that injects faults into replies, as often as the settings say."""
 
     def __init__(self, engine: Engine, settings: ChaosSettings) -> None:
         self._engine, self._settings = engine, settings
@@ -103,9 +103,9 @@ class Chaos:
         return self._engine.clients
 
     def replies(self, call: Call) -> Iterator[Replies]:
-        """The engine's replies: first those without a fault, then the others, each by itself.
+        """The engine's replies: first those without a fault together, then each faulty reply separately.
 
-        Measurements are left alone, and so is what clients do for themselves.
+        Measurements and local work of clients get no faults.
         """
         if call.kind is not Kind.ROUND:
             yield from self._engine.replies(call)
@@ -132,7 +132,7 @@ class Chaos:
         self._engine.close()
 
     def broken(self, name: str, address: Address, weights: np.ndarray) -> dict[tuple[int, int], Broken]:
-        """Messages between neighbours that go wrong, by (receiver, sender)."""
+        """The faulty messages between neighbours, by (receiver, sender)."""
         found = {}
         for to, sender in zip(*np.nonzero(weights), strict=True):
             kind = None if to == sender else self._drawn(address, name, int(to), int(sender))
@@ -141,7 +141,7 @@ class Chaos:
         return found
 
     def fault(self, call: Call, client: int) -> str | None:
-        """What goes wrong with this client's reply, if anything does."""
+        """The fault of this client's reply, or None."""
         return self._drawn(call.address, call.attempt, client)
 
     def _drawn(self, address: Address, *where: int | str) -> str | None:

@@ -1,4 +1,4 @@
-"""Local privacy of simulated clients: an engine whose replies have their noise when they leave their clients."""
+"""Local privacy of simulated clients: an engine whose clients add noise to their replies before sending them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..rng import Kind
 
 
 class NoisyReplies:
-    """An engine whose clients clip their contributions and add noise to them before they leave: local privacy.
+    """An engine with local privacy: clients clip their contributions and add noise before sending them.
 
-    Probes are answered as they are: a private run has none.
+    Probes get no noise, because a private run has no probes.
     """
 
     def __init__(self, engine: Engine, privacy: Privacy) -> None:

@@ -1,15 +1,14 @@
-"""A site's own privacy: what leaves it is clipped and has noise, whatever the server is or asks.
+"""A site's own privacy: it clips all that it sends and adds noise, whatever the server asks.
 
     [privacy]                                in the site's TOML
     noise = 1.0                              multiplier σ: the noise has deviation σ C
     clip = 1.0                               bound C, or one for each field: { q = 2.0, y = 0.03, ... }
-    limit = 8.0                              refuse what would take epsilon beyond it (default: no limit)
+    limit = 8.0                              refuse uploads that would raise epsilon above it (default: no limit)
     delta = 1e-5
 
 The noise of an upload is drawn from the site's secret (`privacy.key`, made when it is missing), the request and
-the clipped contribution. The same request is so answered with the same bits, also after a crash, which tells
-nothing new; where anything differs, the noise is another one. All uploads are counted in `privacy.json`, each with
-the noise that it had.
+the clipped contribution. A repeated request therefore gets the same bits, also after a crash, and reveals nothing
+new. If anything differs, so does the noise. All uploads are counted in `privacy.json`, each with its noise.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ..settings import Positive, about, settings
 from ..steps import present
 
 KEY, SPENT = "privacy.key", "privacy.json"
-RECENT = 100  # replies that are known again; more than an outer iteration has
+RECENT = 100  # the number of past replies that are recognised; an outer iteration has fewer
 
 
 @settings
@@ -48,11 +47,11 @@ class SitePrivacy:
     noise: Annotated[Positive, about("noise multiplier σ: the noise has deviation σ C")]
     clip: Annotated[Positive | dict[str, Positive], about("bound C on the norm of a contribution")] = 1.0
     delta: Annotated[Annotated[float, Field(gt=0, lt=1)], about("δ, at which epsilon is given")] = 1e-5
-    limit: Annotated[Positive | None, about("epsilon beyond which the site uploads nothing")] = None
+    limit: Annotated[Positive | None, about("largest epsilon that uploads may reach; default: no limit")] = None
 
 
 class OwnNoise:
-    """An engine of one client, with privacy that is kept in a folder."""
+    """An engine of one client that adds noise. Its secret and its account of uploads are in a folder."""
 
     def __init__(self, engine: Engine, privacy: SitePrivacy, folder: Path) -> None:
         self.problem, self.clients = engine.problem, engine.clients
@@ -85,7 +84,7 @@ class OwnNoise:
         self._engine.close()
 
     def _digest(self, call: Call) -> bytes:
-        """Of the site's secret and all that a reply depends on, but for the data."""
+        """The digest of the site's secret and of everything that a reply depends on, except the data."""
         samples = {name: descriptor_to_json(d) for name, d in call.samples.items()}
         address = [call.address.seed, call.address.kind.value, call.address.place]
         asked = [call.step.address, address, call.clients, sorted(call.constants.items()), samples]
@@ -98,7 +97,7 @@ class OwnNoise:
         return digest.digest()
 
     def _book(self, released: str, uploads: int) -> None:
-        """Count uploads before they leave; what is sent again bit for bit, as after a crash, only once."""
+        """Count uploads before they are sent. A bitwise repetition, as after a crash, is counted only once."""
         with (self._folder / KEY).open() as lock:  # a site may take part in two runs at a time
             fcntl.flock(lock, fcntl.LOCK_EX)
             spent = _read(self._folder / SPENT)
@@ -121,7 +120,7 @@ class OwnNoise:
 
 
 def _secret(file: Path) -> bytes:
-    """The secret in a file that only its owner can read; a new one where there is none."""
+    """The secret in a file that only its owner can read. A missing file is created with a new secret."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             stream.write(secrets.token_hex(32))
@@ -131,7 +130,7 @@ def _secret(file: Path) -> bytes:
         raise SettingsError(f"{file} cannot be made for [privacy]: {error.strerror}") from None
     secret = file.read_text().strip()
     if len(secret) < 32:
-        raise SettingsError(f"{file} is no secret; delete it, and a new one is made")
+        raise SettingsError(f"{file} is not a secret; delete it, and a new one is made")
     return secret.encode()
 
 

@@ -1,10 +1,10 @@
-"""The one order in which layers stand around an engine.
+"""The order of the layers around an engine.
 
     chaos ( attack ( noise ( engine ) ) )
 
-Honest clients clip and add noise before anything leaves them. Attackers replace what they send after that, so they
-obey no bound. Faults of the network come last, and happen to honest clients and attackers alike, so that each of
-them is there to be noticed.
+Honest clients clip and add noise before they send anything. Attackers replace their replies after that, so they
+obey no bound. Faults of the network come last and affect honest clients and attackers alike, so that no other
+layer hides a fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def stacked(
     chaos: ChaosSettings | None = None,
     seed: int = 0,
 ) -> Engine:
-    """The engine with the layers that are asked for, in their order."""
+    """The engine with the requested layers, in their order."""
     if privacy is not None and privacy.mode == "local" and not engine.capabilities.adds_noise:
         engine = NoisyReplies(engine, privacy)
     if attack is not None:

@@ -1,4 +1,4 @@
-"""Differential privacy of what clients upload: its settings, its mechanism, and what it has spent."""
+"""Differential privacy of clients' uploads: its settings, its mechanism and its accounting."""
 
 from ._accounting import Accountant, ClientUploads, CohortUploads, Release, accounting, epsilon_of, local_epsilon
 from ._mechanism import NoisySum, noisy

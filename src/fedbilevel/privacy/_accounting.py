@@ -1,4 +1,4 @@
-"""What a private federation has spent: uploads are booked in the ledger, and epsilon is computed from the books.
+"""The accounting of a private federation: uploads are booked in the ledger, and epsilon is computed from it.
 
 The uploads of one outer iteration come from one cohort. Given the cohort, k vectors with the sensitivity 2C and
 the noise σ C each are one Gaussian mechanism of multiplier σ / (2 √k), also when each depends on those before it
@@ -24,14 +24,14 @@ ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40,
 
 
 class CohortUploads(NamedTuple):
-    """Central privacy: so many clients were drawn together, and each uploaded so many vectors."""
+    """Central privacy: the number of clients drawn together, and the number of vectors that each uploaded."""
 
     cohort: int
     vectors: int
 
 
 class ClientUploads(NamedTuple):
-    """Local privacy: one client, each of whose uploads is charged to it."""
+    """Local privacy: one client, which is charged for each of its uploads."""
 
     client: int
 
@@ -40,17 +40,17 @@ Release = CohortUploads | ClientUploads
 
 
 class Accountant:
-    """Books what a federation under privacy uploads, and computes what it has spent."""
+    """Books the uploads of a private federation, and computes the epsilon that they have spent."""
 
     def __init__(self, privacy: Privacy) -> None:
         accounting()  # raises if the library is missing, before anything is uploaded
         self.privacy = privacy
 
     def book(self, releases: Counter[Release], clients: tuple[int, ...], before: int, uploads: int) -> None:
-        """Note what one round of a cohort uploaded, `before` vectors after the cohort was drawn.
+        """Book the uploads of one round of a cohort, whose clients have uploaded `before` vectors already.
 
-        Central privacy counts how many cohorts of a size uploaded so many vectors each, local privacy how many
-        vectors each client uploaded.
+        Central privacy counts cohorts, by their size and the number of vectors that each client uploaded. Local
+        privacy counts the vectors that each client uploaded.
         """
         if self.privacy.mode == "local":
             releases.update({ClientUploads(client): uploads for client in clients})
@@ -62,7 +62,7 @@ class Accountant:
             del releases[key]
 
     def epsilon(self, releases: Mapping[Release, int], clients: int) -> float:
-        """ε at δ for what was booked, when there are so many registered clients."""
+        """ε at δ for the booked uploads of a federation with this number of registered clients."""
         if not releases:
             return 0.0
         if self.privacy.mode == "local":
@@ -76,7 +76,7 @@ class Accountant:
 
 
 def local_epsilon(uploads: int, noise: float, delta: float) -> float:
-    """ε at δ of a client that uploaded so many vectors with the noise multiplier σ."""
+    """ε at δ of a client that uploaded this number of vectors with the noise multiplier σ."""
     return _epsilon(((1, 1, uploads, 1),), noise / 2, delta)
 
 
@@ -93,9 +93,9 @@ def accounting() -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _epsilon(spent: tuple[tuple[int, int, int, int], ...], multiplier: float, delta: float) -> float:
-    """ε for `count` cohorts of so many clients that uploaded so many vectors each, for every entry of `spent`.
+    """ε of all cohorts in `spent`: registered clients, size of the cohort, uploads of each client, and count.
 
-    An upload is a Gaussian mechanism of this multiplier: deviation of the noise over the sensitivity.
+    An upload is a Gaussian mechanism of this multiplier: the deviation of the noise over the sensitivity.
     """
     dp = accounting()
     events = []

@@ -4,13 +4,13 @@ A client's contribution u_i to a field is its reply, or the difference to the ve
 value of (y_i - y, x_i - x). It is clipped, clip(u, C) = u min(1, C / ||u||), and with the cohort S a round returns
 
     central    1/|S| (Σ_i clip(u_i, C) + σ C ξ)        the server is trusted, and adds noise to the sum
-    local      1/|S| Σ_i (clip(u_i, C) + σ C ξ_i)      nobody is trusted: a reply has its noise when it leaves
+    local      1/|S| Σ_i (clip(u_i, C) + σ C ξ_i)      no one is trusted: each client adds noise before it sends
 
-with ξ standard normal. In central mode |S| is how many clients were asked, not how many answered, and a client
-that does not answer contributes nothing. In local mode, where the server sees who answered, |S| is how many did.
+with ξ standard normal. In central mode |S| is the number of clients that were asked, and a client that does not
+answer contributes nothing. In local mode the server sees which clients answered, and |S| is their number.
 
-What is protected: all data of one client. Two federations are neighbours if they differ in the data of one client
-(replace-one), so the sum moves by at most 2C and one upload is a Gaussian mechanism of multiplier σ/2.
+All data of one client are protected together. Two federations are neighbours if they differ in the data of one
+client (replace-one), so the sum moves by at most 2C and one upload is a Gaussian mechanism of multiplier σ/2.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ..engines import Call, Reason, Replies
 from ..steps import present
 from ._settings import Privacy
 
-BELOW = np.float32(1 - 1e-5)  # a norm in float32 is not exact; a clipped vector is never longer than the bound
+BELOW = np.float32(1 - 1e-5)  # A float32 norm is not exact; with this factor no clipped vector exceeds the bound.
 
 
 class NoisySum:
-    """The clipped contributions of a round, added up; its value has the noise of central privacy."""
+    """The sum of the clipped contributions of a round. Its value has the noise of central privacy."""
 
     def __init__(self, privacy: Privacy, call: Call) -> None:
         self._privacy, self._call, self._before = privacy, call, _on_host(call.before)
@@ -44,16 +44,16 @@ class NoisySum:
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
         """Add stacked replies, all with weight one; a reply that is not finite contributes nothing."""
-        left_out = not_finite(replies)
-        valid = np.asarray([client not in left_out for client in replies.clients], bool)
+        rejected = not_finite(replies)
+        valid = np.asarray([client not in rejected for client in replies.clients], bool)
         for name in present(replies.reply):
             rows = getattr(replies.reply, name)
             total = _clipped_sum(rows, self._before.get(name, 0.0), valid, self._privacy.bound(name))
-            total = total.addressable_data(0)  # of the equal copies that a sum over several devices leaves
+            total = total.addressable_data(0)  # the first of the equal copies on several devices
             self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
         self.count += int(valid.sum())
-        return left_out
+        return rejected
 
     @property
     def value(self) -> Any:
@@ -73,11 +73,12 @@ Source = Callable[[Call, str, tuple[int, ...], Array], list[np.random.Generator]
 
 
 def noisy(chunk: Replies, call: Call, privacy: Privacy, source: Source = seeded) -> Replies | None:
-    """Replies as they may leave their clients: contributions are clipped and get noise.
+    """Clip the contributions of replies and add noise to them, as clients do before they send.
 
-    A contribution that is not finite is replaced by zero, as its absence would tell something of the data. Replies
-    that do not have the form of one are None: without privacy the federation rejects them, whatever they say.
-    `source` has the generators of a field's noise, one for each client, for contributions that are clipped.
+    A contribution that is not finite is replaced by zero, because its absence would reveal something about the
+    data. The result is None if the replies do not have the form that the step returns: the federation would reject
+    them even without privacy. `source` gives the generators of a field's noise, one for each client, from the
+    clipped contributions.
     """
     before = _on_host(call.before)
     if not _has_form(call, chunk, before):
@@ -92,12 +93,12 @@ def noisy(chunk: Replies, call: Call, privacy: Privacy, source: Source = seeded)
 
 
 def _on_host(vectors: Mapping[str, Array]) -> dict[str, np.ndarray]:
-    """Vectors as arrays of no device, to go with replies of any."""
+    """Vectors as NumPy arrays, which can be combined with replies on any device."""
     return {name: np.asarray(vector) for name, vector in vectors.items()}
 
 
 def _has_form(call: Call, chunk: Replies, before: Mapping[str, np.ndarray]) -> bool:
-    """Whether replies have the fields and type of the step, and the shapes of the vectors they are the next of."""
+    """Whether replies have the step's fields and types, and `Next` fields the shapes of their vectors."""
     if not chunk.clients or getattr(chunk.reply, "_fields", ()) != tuple(call.step.reply):
         return False
     rows = {name: getattr(chunk.reply, name) for name in present(chunk.reply)}
@@ -108,7 +109,7 @@ def _has_form(call: Call, chunk: Replies, before: Mapping[str, np.ndarray]) -> b
 
 @jax.jit
 def _clipped(rows: Array, before: Array | float, bound: float) -> Array:
-    """clip(r_i - before, C) for every row; zero for one that is not finite."""
+    """clip(r_i - before, C) for every row; zero for a row that is not finite."""
     apart = rows - before
     flat = apart.reshape(apart.shape[0], -1)
     finite = jnp.all(jnp.isfinite(flat), axis=1, keepdims=True)
@@ -124,7 +125,7 @@ def _clipped_sum(rows: Array, before: Array | float, valid: Array, bound: float)
 
 
 def _generator(call: Call, name: str, *client: int) -> np.random.Generator:
-    """At (seed, "privacy", round, field), and the client if it is the client's."""
+    """The generator at (seed, "privacy", round, field), followed by the client for local privacy."""
     return rng.generator(call.address.seed, "privacy", call.address.place, name, *client)
 
 

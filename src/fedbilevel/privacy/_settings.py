@@ -12,11 +12,11 @@ from ..settings import Positive, about, settings
 
 @settings
 class Privacy:
-    """Differential privacy of what clients upload. Without a mode there is none."""
+    """Differential privacy of clients' uploads. Without a mode there is no privacy."""
 
     mode: Annotated[
         Literal["central", "local"] | None,
-        about("central: the server adds noise to the sum; local: each client to its reply; default: no privacy"),
+        about("central: noise on the sum, by the server; local: on replies, by clients; default: no privacy"),
     ] = None
     clip: Annotated[
         Positive | dict[str, Positive],
@@ -26,14 +26,14 @@ class Privacy:
     delta: Annotated[Annotated[float, Field(gt=0, lt=1)], about("δ, at which epsilon is given")] = 1e-5
 
     def check(self, weighting: str, aggregator: object | None) -> None:
-        """Raise if the noise is not made for how replies are put together; None is the mean."""
+        """Raise if the noise does not fit the weighting or the aggregator (None is the mean)."""
         if self.mode is not None and weighting != "uniform":
             raise SettingsError(
                 f"weighting = {weighting!r} is wrong with privacy: the noise is for equal weights; use 'uniform'"
             )
         if self.mode == "central" and aggregator is not None:
             raise SettingsError(
-                "aggregator is wrong with privacy.mode = 'central': its noise is for the mean; leave it out, "
+                "aggregator is wrong with privacy.mode = 'central': its noise is for the mean; remove it, "
                 "or use 'local'"
             )
 
