@@ -150,7 +150,7 @@ def _difference(start: Mapping[str, Any], wanted: Mapping[str, str], found: Mapp
 
 
 def encode(checkpoint: Checkpoint, seal: Seal) -> bytes:
-    """The file of a checkpoint; `decode` is the way back."""
+    """The file of a checkpoint; the inverse is `decode`."""
     header = {
         "spec": seal.plan,
         "iteration": str(checkpoint.iteration),

@@ -15,7 +15,7 @@ PACKAGES = ("fedbilevel", "jax", "jaxlib", "numpy", "equinox", "optax")
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to know of the place where a run was made."""
+    """The facts about the environment of a run that a reader needs to know."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

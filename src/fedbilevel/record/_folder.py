@@ -44,7 +44,7 @@ FILES = (
     "environment.json",
     "curve.png",
 )
-FOLDERS = ("tensorboard", "clients")  # of logs, and of what clients keep
+FOLDERS = ("tensorboard", "clients")  # the folders of logs and of clients' states
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 SOMETIMES = (*CHECKPOINTS[1:], FEDERATION)
@@ -200,7 +200,7 @@ class RunFolder:
         )
 
     def history(self) -> list[dict[str, Any]]:
-        """The lines of the history; a last line that is only half written is left out."""
+        """The lines of the history, without a last line that is only half written."""
         path = self.file("history.jsonl")
         try:
             lines = path.read_text().split("\n") if path.exists() else [""]
@@ -288,7 +288,7 @@ class _History:
     """A running SHA-256 of a history.
 
     Only evaluations on the schedule count. The evaluation at the end of a budget may be off the schedule, and it
-    is taken out again when the run goes on with a larger budget.
+    is removed again when the run continues with a larger budget.
     """
 
     def __init__(self, every: int, records: Iterable[Mapping[str, Any]] = ()) -> None:

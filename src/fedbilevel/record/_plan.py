@@ -1,4 +1,4 @@
-"""What a run folder has to know of its run."""
+"""The facts about a run that its folder needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan:
     def change_since(self, written: Mapping[str, Any]) -> str | None:
         """The first setting outside of `stop` that differs from the settings written before, or None.
 
-        It is told as "algorithm.N was 1 and is 2".
+        The text reads "algorithm.N was 1 and is 2".
         """
         before, now = _flat(written), _flat(self.values)
         for name in sorted(before.keys() | now.keys()):

@@ -38,9 +38,9 @@ def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: 
 
 
 def number(value: Any) -> float | None:
-    """A float rounded to six digits, which a float32 has in any case; None if it is not finite.
+    """A float rounded to six digits, the precision of a float32; None if it is not finite.
 
-    JSON has no word for a number that is not finite.
+    JSON cannot express a number that is not finite.
     """
     return float(f"{float(value):.6g}") if math.isfinite(float(value)) else None
 

@@ -1,4 +1,4 @@
-"""Runs: `train` takes objects, `run` takes a spec. There is one loop, and it is here."""
+"""Runs: `train` takes objects, `run` takes a spec, and both use the same loop."""
 
 from ._train import OnDivergence, run, train
 from ._watching import Observer, Progress, Result

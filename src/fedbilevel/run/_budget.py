@@ -1,4 +1,4 @@
-"""When a run is over."""
+"""The budget of a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ..spec import StopSettings
 
 
 class Budget:
-    """When a run is over.
+    """Decides when a run is over.
 
-    An outer iteration that would exceed the rounds is not begun, as far as its cost is known: the first one
-    always is. Clocks differ, so of several processes the first decides.
+    An outer iteration that would exceed the limit on rounds is not begun. The cost of the first one is unknown, so
+    it is always begun. With several processes the first one decides, because their clocks differ.
     """
 
     def __init__(self, stop: StopSettings, fed: Federation) -> None:
         self._stop, self._fed = stop, fed
 
     def spent(self, iteration: int, record: dict[str, Any]) -> bool:
-        """Whether no further iteration is begun."""
+        """Whether the budget is spent, so that no further iteration is begun."""
         ledger, stop = self._fed.ledger, self._stop
         cost = ledger.rounds // iteration if iteration else 0
         spent = bool(
@@ -32,7 +32,7 @@ class Budget:
         return processes.from_first(lambda: spent)
 
     def share(self, iteration: int, record: dict[str, Any]) -> float:
-        """How much of the budget is used, from 0 to 1."""
+        """The share of the budget that is used, from 0 to 1."""
         ledger, stop = self._fed.ledger, self._stop
         if self.spent(iteration, record):
             return 1.0

@@ -1,4 +1,4 @@
-"""The course of a run: its state, its place in the budget, and what is written down of it."""
+"""The course of a run: its state, its place in the budget, and its records."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ._budget import Budget
 from ._evaluation import evaluate, spent
 from ._watching import Observer, Progress
 
-RESTARTS = 8  # halvings after which a run that still diverges ends
-CLIENTS = "clients"  # the folder of what clients keep, in the run folder
+RESTARTS = 8  # A run that still diverges after this many halvings ends.
+CLIENTS = "clients"  # the folder of the clients' states, in the run folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """Everything that a run is made of, as objects.
 
-    plan    what a run folder is told of it
+    plan    the facts about the run that its folder needs
     title   the run in one line
     """
 
@@ -60,7 +60,7 @@ class _Good:
 
 
 class Course:
-    """The course of a run: its state, its place, and what is written down of it."""
+    """The course of a run: its state, its place in the budget, and its records."""
 
     def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int]) -> None:
         self.setup, self.folder = setup, folder
@@ -75,7 +75,7 @@ class Course:
         self._set_ledger(Ledger())
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder ready; go on from its checkpoint, or evaluate the start."""
+        """Make the folder ready; continue from its checkpoint, or evaluate the start."""
         kept: dict[str, str] = {}
 
         def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
@@ -96,16 +96,17 @@ class Course:
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
-            records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run goes on
+            records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run continues
             self._rewrite_history()
         if not records:
             self._evaluate()
         self._good = self._here()
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
-        """Go on from what clients kept. Of several processes the first has the files and sends them on.
+        """Continue from the states that clients kept.
 
-        The others have a temporary folder of their own, as the run folder is the first one's alone.
+        With several processes, only the first uses the run folder. It sends the files to the others, which store
+        them in temporary folders.
         """
         if processes.is_first():
             states.place(folder)
@@ -116,7 +117,7 @@ class Course:
                 states.unpack(files)
 
     def advance(self, observers: Sequence[Observer]) -> None:
-        """Outer iterations until the budget is spent, or an observer ends the run."""
+        """Do outer iterations until the budget is spent, or an observer ends the run."""
         rules, budget, record = self.setup.evaluate, self._budget, self.records[-1]
         while not budget.spent(self.iteration, record):
             self.state = self.algorithm.step(self.fed, self.state)
@@ -137,12 +138,12 @@ class Course:
                 return
 
     def _told_to_end(self, observers: Sequence[Observer], progress: Progress) -> bool:
-        """Tell all observers, and ask whether one of them ends the run. Of several processes the first decides."""
+        """Tell all observers; return whether one of them ends the run. The first process decides for all."""
         told = [observer(progress) for observer in observers]
         return processes.from_first(lambda: any(answer is True for answer in told))
 
     def go_back(self, error: Diverged) -> bool:
-        """Return to the last good state with half of the step size to blame; False when that is of no use."""
+        """Return to the last good state and halve the step size to blame; False if that would not help."""
         found = suspect(self.algorithm, error)
         if found is None or len(self.restarts) == RESTARTS:
             return False
@@ -159,7 +160,7 @@ class Course:
         return True
 
     def finish(self, **more: Any) -> dict[str, Any]:
-        """The summary and the curve, whether the run ended well or not."""
+        """Write the summary and the curve, whether the run ended well or not."""
         ledger = self.ledger
         figures: dict[str, Any] = {
             "seconds": ledger.seconds,

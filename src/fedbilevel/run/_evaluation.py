@@ -1,4 +1,4 @@
-"""One evaluation of a run: what is measured at the server, what is probed at clients, and what the books say."""
+"""One evaluation of a run: measurements at the server, probes of clients, and figures of the ledger."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def evaluate(
     probed: tuple[int, ...],
 ) -> dict[str, Any]:
     """The line of the history for this state."""
-    under_way = task.measure(state.x, state.y)  # not waited for until the probe is done too
+    under_way = task.measure(state.x, state.y)  # its result is awaited only after the probe
     upper = lower = None
-    if accountant is None:  # under privacy, losses of clients would be uploads without noise
+    if accountant is None:  # in a private run, the clients' losses would be uploads without noise
         means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
         upper, lower = number(means.upper), number(means.lower)
     measured = {name: number(value) for name, value in under_way.items()}
@@ -49,7 +49,7 @@ def evaluate(
 
 
 def spent(accountant: Accountant | None, fed: Federation) -> dict[str, Any]:
-    """What a private run has spent, for its summary."""
+    """The privacy that a run has spent, for its summary."""
     if accountant is None:
         return {}
     privacy, releases = accountant.privacy, fed.ledger.releases
@@ -65,13 +65,13 @@ def _epsilon(accountant: Accountant, fed: Federation) -> float:
 
 
 def _refused(ledger: Ledger) -> dict[str, Any]:
-    """The replies that were not used so far, by reason and by client; nothing where all were used."""
+    """The counts of replies that were not used so far, by reason and by client; empty if all were used."""
     if not ledger.rejected:
         return {}
     return {"rejected": {by: counted(ledger.rejected, by) for by in BY}}
 
 
 def _reported(algorithm: Algorithm, state: Any) -> dict[str, float | None]:
-    """What the algorithm itself tells of its state, such as the disagreement of agents."""
+    """The algorithm's own figures for its state, such as the disagreement of agents."""
     report = algorithm.report(state) if isinstance(algorithm, Reporting) else {}
     return {name: number(value) for name, value in report.items()}

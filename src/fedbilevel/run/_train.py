@@ -1,4 +1,4 @@
-"""`train`: a run of objects, with or without a folder. `run`: a run of a spec, which makes the objects."""
+"""`train` runs objects, with or without a folder. `run` makes the objects of a spec and trains them."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def train(
     on_divergence: OnDivergence = "stop",
     spec: Spec | None = None,
 ) -> Result:
-    """Train a problem on clients by an algorithm, until the budget is spent.
+    """Train a problem on clients with an algorithm, until the budget is spent.
 
     problem, clients, algorithm   any objects of these kinds, this library's or the user's own
     stop            the budget: `{"rounds": 60}`, iterations, seconds or accuracy
-    engine          an engine, the name of one, or a table such as `{"name": "ray", "actors": 4}`; it takes the
-                    place of the one in `federation`. An engine that is given as an object is left open
+    engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
+                    of `federation`. An engine that is given as an object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
-    out             a run folder. With one, the run can be resumed, bit for bit, and leaves its history, its
-                    summary and a curve
-    observers       are told of every outer iteration; one that returns True ends the run
-    on_divergence   a run that diverges stops; with "restart" it goes back to its last checkpoint and halves the
-                    step size that is likely to blame
+    out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
+                    and a curve
+    observers       called after every outer iteration; an observer that returns True ends the run
+    on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and halves
+                    the step size that is likely to blame
     spec            the spec that the objects were made from, for the folder; `run` gives it
 
-    Everything is checked before the folder is made. Of several processes (`fedbilevel.processes`) the first alone
-    reads and writes the folder, and all return the same result.
+    Everything is checked before the folder is made. With several processes (`fedbilevel.processes`) only the first
+    reads and writes the folder, and all of them return the same result.
     """
     rules = _section(FederationSettings, federation, "federation")
     task = _measured(problem, clients, test, measure)
@@ -128,9 +128,9 @@ def run(
     task: Task | None = None,
     engine: Engine | None = None,
 ) -> Result:
-    """Run a spec into a folder, or go on with it: make the objects that the spec describes, and train them.
+    """Run a spec into a folder, or continue the run there: make the objects of the spec, and train them.
 
-    `task` and `engine` take the place of those that the spec would make; `chaos` puts faults around the engine.
+    `task` and `engine` replace those that the spec would make; `chaos` injects faults into the engine's replies.
     """
     made = _task(spec) if task is None else task
     return train(
@@ -156,7 +156,7 @@ def run(
 
 
 def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
-    """Advance to the end. What was reached before an error is kept, with the reason why the run ended."""
+    """Advance to the end. After an error, the results so far are kept with the reason why the run ended."""
     while True:
         try:
             course.advance(observers)
@@ -174,7 +174,7 @@ def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnD
 
 
 def _section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S:
-    """The settings of a section: as they are, from a mapping, or by default."""
+    """The settings of a section: as given, from a mapping, or the defaults."""
     if given is None or isinstance(given, Mapping):
         return from_mapping(cls, given or {}, where)
     return given
@@ -186,7 +186,7 @@ def _with_engine(rules: FederationSettings, engine: Any) -> FederationSettings:
 
 
 def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Any) -> Task:
-    """The problem and its clients with all that is measured at the server."""
+    """The problem and its clients, with all measurements at the server."""
     if test is None:
         return Task(problem, clients, measure or (lambda x, y: {}))
     if not isinstance(problem, Problem) or problem.metrics is None:
@@ -207,7 +207,7 @@ def _plan(
     stop: StopSettings,
     seed: int,
 ) -> Plan:
-    """What can be said in TOML of a run of objects."""
+    """The plan of a run of objects, with the settings that TOML can express."""
     own = named(ALGORITHMS, algorithm) if is_settings(type(algorithm)) else {"class": address_of(type(algorithm))}
     sizes = {"size_x": task.problem.size_x, "size_y": task.problem.size_y}
     values = {
@@ -241,7 +241,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _counting_compilations() -> Iterator[list[int]]:
-    """Counts the programs that XLA compiles meanwhile."""
+    """Count the programs that XLA compiles inside of the block."""
     count = [0]
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it returns."""
+"""The progress that a run reports to observers, and the result that it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Progress:
-    """What an observer is told after every outer iteration. `share` is how much of the budget is used."""
+    """What an observer is told after every outer iteration. `share` is the used share of the budget."""
 
     iteration: int
     rounds: int
@@ -30,9 +30,9 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Somebody who watches a run: a progress bar, a logger, a rule of the user's own for when to stop.
+    """A function that watches a run: a progress bar, a logger, or the user's own rule for when to stop.
 
-    An observer that returns True ends the run after this iteration; the run is then saved and summarised as at the
+    An observer that returns True ends the run after this iteration. The run is then saved and summarised as at the
     end of its budget.
     """
 
