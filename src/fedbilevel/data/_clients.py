@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """One client's data: `lower` is what the lower loss is trained on, `upper` what the upper loss sees."""
+    """One client's data: `lower` has the rows of the lower loss, `upper` those of the upper loss."""
 
     lower: Part
     upper: Part
@@ -67,7 +67,7 @@ class ListedClients:
         for i in range(self.count):
             for part, rows in self.size(i)._asdict().items():
                 if rows == 0:
-                    raise SettingsError(f"client {i} has no {part} rows; give it some or leave it out")
+                    raise SettingsError(f"client {i} has no {part} rows; give it some, or remove the client")
 
     @property
     def count(self) -> int:
@@ -89,7 +89,7 @@ class ListedClients:
 class LazyClients:
     """Clients whose data are made on demand by `make(client)`: a million of them cost nothing to register.
 
-    `sizes(client)` tells how many rows `make` would give. Without it data are made to count them, every round.
+    `sizes(client)` returns how many rows `make` would give. Without it, data are made every round to count them.
     """
 
     count: int

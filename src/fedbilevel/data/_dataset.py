@@ -22,7 +22,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NormalRows:
-    """Pixels as they are stored. Rows are normalised when they are taken, so that a start does not wait for all.
+    """Pixels as they are stored. Rows are normalised when they are taken, so that a start is not delayed.
 
     `np.asarray` normalises every row.
     """

@@ -1,4 +1,4 @@
-"""What there is: the data sets as a table, and how labels are spread over clients as a table and a picture."""
+"""A table of the data sets, and a table and a picture of how labels are spread over clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._catalogue import DATASETS, Entry, find
 from ._loading import load
 from ._partition import Drawn, Partition
 
-COUNTED = 10_000  # of more clients than this, the first are looked at
+COUNTED = 10_000  # Only the first clients, up to this number, are counted.
 DRAWN = 200  # more bars than this cannot be told apart in one picture
 
 
@@ -48,19 +48,19 @@ def label_counts(
 
 
 def label_table(targets: npt.ArrayLike, partition: Partition | Drawn, classes: int, *, show: int = 5) -> Table:
-    """Rows and labels a client, as minimum, median and maximum, and what the first `show` clients hold."""
+    """Rows and labels per client, as minimum, median and maximum, and the labels of the first `show` clients."""
     counts = label_counts(targets, partition, classes)
     totals, sizes = counts.sum(axis=1), np.asarray([partition.size(i) for i in range(len(counts))])
-    left_out = f" (the first {len(counts):,} counted)" if len(counts) < partition.clients else ""
-    title = f"{len(np.asarray(targets)):,} rows, {classes} classes, {partition.clients:,} clients{left_out}"
+    note = f" (the first {len(counts):,} counted)" if len(counts) < partition.clients else ""
+    title = f"{len(np.asarray(targets)):,} rows, {classes} classes, {partition.clients:,} clients{note}"
     summary = Table("", title=title)
     for column in ("min", "median", "max"):
         summary.add_column(column, justify="right")
     for name, figures, form in (
-        ("rows a client", totals, "{:,.0f}"),
+        ("rows per client", totals, "{:,.0f}"),
         ("  lower part", sizes[:, 0], "{:,.0f}"),
         ("  upper part", sizes[:, 1], "{:,.0f}"),
-        ("labels a client", (counts > 0).sum(axis=1), "{:.0f}"),
+        ("labels per client", (counts > 0).sum(axis=1), "{:.0f}"),
         ("share of largest class", counts.max(axis=1) / totals, "{:.0%}"),
     ):
         summary.add_row(name, *(form.format(f(figures)) for f in (np.min, np.median, np.max)))
@@ -82,7 +82,7 @@ def draw_labels(
     dataset: str,
     kind: str,
 ) -> Path:
-    """A picture of the labels by client, one stacked bar each; the suffix of `path` says which format."""
+    """Draw the labels by client, one stacked bar for each; the suffix of `path` gives the format."""
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
@@ -104,8 +104,8 @@ def draw_labels(
         bars = np.stack([np.column_stack(corner) for corner in corners], axis=1)
         axes.add_collection(PolyCollection(list(bars), facecolor=colours[label], linewidth=0, label=str(label)))
         bottom = top
-    left_out = f" (first {drawn} shown)" if drawn < partition.clients else ""
-    axes.set_title(f"{dataset}, {kind} partition, {partition.clients:,} clients{left_out}", loc="left")
+    note = f" (first {drawn} shown)" if drawn < partition.clients else ""
+    axes.set_title(f"{dataset}, {kind} partition, {partition.clients:,} clients{note}", loc="left")
     axes.set_xlabel("client")
     axes.set_ylabel("rows")
     axes.set_xlim(-0.6, drawn - 0.4)

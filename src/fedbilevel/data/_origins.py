@@ -128,7 +128,7 @@ class _Bar:
 
 
 def _run(command: list[str], folder: Path, progress: Progress) -> None:
-    """Run a package client; what it writes to its standard error goes into the error that is raised."""
+    """Run a package client. If it fails, the error that is raised contains its standard error."""
     program = shutil.which(command[0])
     if program is None:
         raise OSError(f"{command[0]} is not installed")

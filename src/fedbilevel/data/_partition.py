@@ -46,7 +46,7 @@ class Partition:
 class Drawn:
     """Row numbers that `draw(client)` makes anew whenever a client is asked for: its lower part, then its upper.
 
-    Nothing is kept for a client. All have as many rows; two of them may have the same ones.
+    Nothing is kept for a client. All clients have the same number of rows, and two clients may share rows.
     """
 
     clients: int
@@ -61,7 +61,7 @@ class Drawn:
 
 
 class Options(NamedTuple):
-    """What a kind of partition may be told."""
+    """The options of the kinds of partition."""
 
     alpha: float
     shards_per_client: int
@@ -98,7 +98,7 @@ def dirichlet(targets: npt.NDArray[np.integer], clients: int, g: np.random.Gener
 def drawn(labels: list[Rows], g: np.random.Generator, o: Options) -> Rows:
     """One client's `rows_per_client` rows, each once: labels in shares drawn from Dirichlet(alpha, ..., alpha).
 
-    `labels` has the rows of every label. Where one has fewer than its share, rows of any label fill up.
+    `labels` has the rows of every label. If a label has fewer rows than its share, rows of any label fill the gap.
     """
     counts = g.multinomial(o.rows_per_client, _shares(len(labels), g, o))
     counts = np.minimum(counts, [len(rows) for rows in labels])
@@ -118,7 +118,7 @@ def _shares(count: int, g: np.random.Generator, o: Options) -> npt.NDArray[np.fl
 
 
 class Kind(NamedTuple):
-    """How clients come by their rows, and the share of them that is for the lower loss unless told otherwise.
+    """How clients get their rows, and the default share of rows for the lower loss.
 
     deal   gives every client its rows at once, or
     draw   gives one client its rows, when it is asked for
@@ -158,7 +158,7 @@ def partition(
         raise SettingsError(f"shards_per_client={shards_per_client} is below 1; the paper uses 2")
     share = KINDS[kind].train_share if train_share is None else train_share
     if not 0 < share < 1:
-        raise SettingsError(f"train_share={share} is not between 0 and 1; leave it out or use e.g. 0.8")
+        raise SettingsError(f"train_share={share} is not between 0 and 1; remove it, or use e.g. 0.8")
     options = Options(alpha, shards_per_client, rows_per_client)
     _, deal, draw = KINDS[kind]
     if draw is not None:
@@ -202,19 +202,19 @@ def _drawn(
         ClientSize(lower, o.rows_per_client - lower),
         lambda client: draw(by_label, generator(seed, "partition", kind, client), o),
     )
-    made.rows(0)  # what cannot be drawn is said here, not in the middle of a run
+    made.rows(0)  # so that options that cannot be drawn raise here, and not in the middle of a run
     return made
 
 
 def _cut(rows: int, share: float) -> int:
-    """How many of a client's rows are its lower part: the share, but neither none nor all."""
+    """How many of a client's rows are its lower part: the share, with at least one row in each part."""
     return min(max(round(share * rows), 1), rows - 1)
 
 
 def _fill(own: list[Rows]) -> list[Rows]:
     """Give every client at least two rows, each taken from the client that has most at that moment.
 
-    There are two rows a client or more, so while a client has fewer, another has three: it always ends.
+    There are at least two rows per client. So while a client has fewer, another has at least three, and this ends.
     """
     largest = [(-len(rows), client) for client, rows in enumerate(own)]
     heapq.heapify(largest)
@@ -235,7 +235,7 @@ def taken(dataset: Dataset, lower: Rows, upper: Rows) -> ClientData:
 class PartitionedClients:
     """Clients that hold the training rows of a data set, as a partition deals them.
 
-    A client's rows are taken from the table when it is first asked, and kept: a start has not to wait for all.
+    A client's rows are taken from the table when it is first asked, and kept, so that a start is not delayed.
     """
 
     def __init__(self, dataset: Dataset, partition: Partition) -> None:

@@ -22,7 +22,7 @@ GENERATED = "generated"
 
 @settings
 class DataSettings:
-    """Which data, and how they are split across clients."""
+    """Which data are used, and how they are split across clients."""
 
     name: Annotated[
         str,
@@ -31,15 +31,15 @@ class DataSettings:
             "python: data.function makes it; generated: the problem makes its own"
         ),
     ] = "mnist"
-    function: Annotated[
-        str | None, about("python: the function that returns a Dataset, as module:function; default: none")
-    ] = None
+    function: Annotated[str | None, about("python: the function that returns a Dataset, as module:function")] = (
+        None
+    )
     clients: Annotated[Count, about("registered clients")] = 100
     partition: Annotated[
         str, about("iid, shards (by label, as in the paper), dirichlet; or drawn, for any number of clients")
     ] = "shards"
-    alpha: Annotated[Positive, about("dirichlet, drawn: the smaller, the less alike the clients")] = 0.5
-    shards_per_client: Annotated[Count, about("shards: how many a client gets")] = 2
+    alpha: Annotated[Positive, about("dirichlet, drawn: a smaller alpha makes clients less alike")] = 0.5
+    shards_per_client: Annotated[Count, about("shards: how many shards a client gets")] = 2
     rows_per_client: Annotated[int, Field(ge=2), about("drawn: how many rows a client draws from the table")] = 100
     train_share: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
@@ -48,7 +48,7 @@ class DataSettings:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, fetched if it must be. It is loaded once, so that a function is not called again."""
+        """The data set, fetched if necessary. It is loaded only once, so that a function is not called again."""
         self.check()
         if self.name == PYTHON and self.function is not None:
             return load_function(self.function)
@@ -56,7 +56,7 @@ class DataSettings:
 
     @property
     def classes(self) -> int:
-        """The number of classes. An entry of the table tells it; for a function the data set is loaded."""
+        """The number of classes. An entry of the table has it; for a function the data set is loaded."""
         if self.name != PYTHON and isinstance(found := find(self.name), Entry):
             return found.classes
         return self.dataset.classes
@@ -101,7 +101,7 @@ class DataSettings:
             if self.function is not None:
                 raise SettingsError(
                     f"data.function = {self.function!r} is wrong: data.name is {self.name!r}; "
-                    "set data.name to 'python', or take the function out"
+                    "set data.name to 'python', or remove the function"
                 )
         if self.partition not in KINDS:
             raise UnknownName("data.partition =", self.partition, KINDS)

@@ -11,10 +11,10 @@ INK, FAINT, MARK = "#1f4e79", "#c8c8c8", "#b5482a"
 
 
 def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
-    """The course of a run against communication rounds.
+    """Draw the course of a run against communication rounds.
 
-    Test accuracy where the problem has one, the norm of the true hypergradient where it is known, else the
-    upper loss.
+    The curve shows the test accuracy if the problem measures it, else the norm of the true hypergradient if it is
+    known, else the upper loss.
     """
     figure = canvas.figure(7, 4.2, w_pad=0.12, h_pad=0.08)
     axes = figure.add_subplot()
@@ -29,7 +29,7 @@ def draw_curve(history: list[dict[str, Any]], path: Path, title: str) -> None:
             at, late = reached["rounds"], reached["rounds"] > rounds[-1] / 2
             axes.vlines(at, 0, reached["test_accuracy"], color=MARK, linewidth=0.8, linestyle=":")
             axes.plot(at, reached["test_accuracy"], "o", color=MARK, zorder=3)
-            axes.annotate(  # at the foot of the line, on the wider side of it: the curve is never there
+            axes.annotate(  # at the foot of the line, on its wider side, where the curve never is
                 f"90 % after {at:,} rounds",
                 (at, 0.04),
                 xytext=(-6 if late else 6, 0),

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no script, no request, readable at any width."""
+"""One self-contained HTML page without scripts or requests, readable at any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of studies: accuracy curves in panels, mean and band over seeds, the paper's readings marked."""
+"""Figures of studies: accuracy curves in panels, with mean and band over seeds and the paper's readings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line:
 
 
 def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
-    """One axes a panel; colours follow labels across panels."""
+    """Draw one axes for each panel. A label has the same colour in all panels."""
     count = len(panels)
     columns = min(count, 2 if count != 3 else 3)
     rows = -(-count // columns)
@@ -68,7 +68,7 @@ def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
     finals = [np.mean([r["test_accuracy"] for r in h][-50:]) for line in lines for h in line.histories]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
     if x == "minutes":
-        axes.set_xscale("log")  # seconds here beside half an hour in the paper
+        axes.set_xscale("log")  # our runs take seconds, the paper's half an hour
     else:
         axes.set_xlim(left=0)
     axes.axhline(0.9, color="#c8c8c8", linewidth=0.8, zorder=0)

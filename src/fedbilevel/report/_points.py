@@ -1,4 +1,4 @@
-"""Figures of studies that compare runs by where they end: accuracy against a setting, a line for each label."""
+"""Figures of studies that compare final accuracies: accuracy against a setting, with a line for each label."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MARKERS = "osD^vP"
 
 @dataclass(frozen=True)
 class Points:
-    """A line: its places on the axis, each with the accuracy reached there; without a place it is a level.
+    """A line: its places on the axis, each with the accuracy reached. A run without a place is a level line.
 
-    Places are numbers, or names: those stand in their order, and nothing joins them.
+    Places are numbers or names. Names stand in their order, and no line joins them.
     """
 
     label: str
@@ -30,9 +30,9 @@ class Points:
 
 
 def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
-    """One axes a panel; colours and markers follow labels across panels, and one legend serves all.
+    """Draw one axes for each panel. A label has the same colour and marker in all panels, and there is one legend.
 
-    Labels share their places, so those of a place stand side by side: lines that end equal stay apart.
+    The points of all labels at one place stand side by side, so that equal values do not hide each other.
     """
     labels = list(dict.fromkeys(line.label for line in lines))
     ticks = _ticks(at for line in lines for at, _ in line.places if at is not None)
@@ -51,7 +51,7 @@ def draw_points(lines: Sequence[Points], panels: Sequence[str], title: str, x: s
 
 
 def _ticks(places: Iterable[float | str]) -> dict[float | str, float]:
-    """Where on the axis each place is: a number at its value, a name at its turn."""
+    """The position of each place on the axis: its value for a number, its index for a name."""
     return {at: float(turn if isinstance(at, str) else at) for turn, at in enumerate(dict.fromkeys(places))}
 
 
@@ -98,5 +98,5 @@ def _are_named(ticks: dict[float | str, float]) -> bool:
 
 
 def _is_measured(x: str) -> bool:
-    """Whether places on the axis are measured, as epsilon is, or the shares that were set."""
+    """Whether the places on the axis are measured, like epsilon, and not settings, like shares."""
     return x.startswith("epsilon")

@@ -8,8 +8,8 @@ from rich.table import Table
 
 
 def ledger_table(summary: dict[str, Any]) -> Table:
-    """Rounds, payload and seconds by step, with a line for all of them."""
-    table = Table(title="Ledger: one row a kind of round", title_justify="left")
+    """Rounds, payload and seconds by step, with a line for the total."""
+    table = Table(title="Ledger: one row for each kind of round", title_justify="left")
     table.add_column("step")
     for column in ("rounds", "MB up", "MB down", "seconds", "rejected"):
         table.add_column(column, justify="right")
@@ -49,7 +49,7 @@ def outcome_table(summary: dict[str, Any]) -> Table:
 
 
 HEADINGS = {
-    "rounds_per_iteration": "rounds an iteration",
+    "rounds_per_iteration": "rounds per iteration",
     "rounds_to_90": "rounds to 90 %",
     "final": "final accuracy",
     "last": "last evaluation",

@@ -1,4 +1,4 @@
-"""A curve in characters, for those who see a run end in a terminal."""
+"""A curve in characters, for the end of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a Braille character, by row and column
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Braille dots by row and column
 
 
 def text_curve(history: list[dict[str, Any]], width: int = 60, height: int = 10) -> str:
-    """Test accuracy against rounds in Braille dots, two by four a character; empty without accuracies."""
+    """Test accuracy against rounds in Braille characters of two by four dots; empty without accuracies."""
     points = [(r["rounds"], r["test_accuracy"]) for r in history if r["test_accuracy"] is not None]
     if len(points) < 2 or points[-1][0] == 0:
         return ""

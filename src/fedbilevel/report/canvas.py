@@ -1,4 +1,4 @@
-"""What every figure begins with. Matplotlib is imported with the first one, as it takes half a second."""
+"""The start of every figure. Matplotlib is imported with the first one, because that takes half a second."""
 
 from __future__ import annotations
 
