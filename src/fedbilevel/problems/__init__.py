@@ -13,11 +13,11 @@ from .representation import HyperRepresentation, representation_problem
 
 
 class ProblemSettings(Protocol):
-    """A problem as a section of a spec: a settings class that builds what a run works on."""
+    """A problem as a section of a spec: a settings class that builds the task of a run."""
 
     @property
     def makes_data(self) -> bool:
-        """Whether it makes its clients' data itself, and `data.name` does not matter."""
+        """Whether the problem makes its clients' data itself, so that `data.name` does not matter."""
 
     def task(self, data: DataSettings, seed: int) -> Task: ...
 

@@ -1,4 +1,4 @@
-"""A problem of one's own in a spec: a Python function, by its name."""
+"""The user's own problem in a spec: a Python function, given by its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..settings import about, settings
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Clients of whom only the number is known: their data are at the sites."""
+    """Clients of which only the number is known, because their data are at the sites."""
 
     count: int
     capacity: ClassVar[ClientSize] = ClientSize(0, 0)
@@ -30,7 +30,7 @@ class Elsewhere:
 
 @settings
 class Custom:
-    """A problem of one's own, made by a Python function."""
+    """The user's own problem, made by a Python function."""
 
     function: Annotated[
         str, about("module:function that returns a Problem, or a Task with clients and a measure")
@@ -39,7 +39,7 @@ class Custom:
     makes_data: ClassVar[bool] = True
 
     def task(self, data: DataSettings, seed: int) -> Task:
-        """What the function returns."""
+        """The task that the function returns."""
         made = locate(self.function, "problem.function")()
         if isinstance(made, Problem):
             return Task(made, Elsewhere(data.clients))

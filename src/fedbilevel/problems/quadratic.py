@@ -1,11 +1,11 @@
-"""Quadratic bilevel problems with heterogeneous clients, whose every answer is known in closed form.
+"""Quadratic bilevel problems with heterogeneous clients, which are solved in closed form.
 
-Client i and row r have, with z = (x, y),
+With z = (x, y), the losses of client i on row r are
 
     g_ir(x, y) = 1/2 yᵀ A_i y + yᵀ (B_i x + b_ir)        f_ir(x, y) = 1/2 zᵀ J_i z + zᵀ c_ir
 
-The rows of a client differ in b_ir and c_ir only, by noise that sums to zero over the rows: minibatches are
-noisy, full batches exact. With bars for means over clients and J̄ in blocks (x, y):
+The rows of a client differ only in b_ir and c_ir, by noise that sums to zero over the rows. So minibatches are
+noisy, and full batches are exact. With bars for means over clients and J̄ in blocks (x, y):
 
     y*(x) = -Ā^{-1} (B̄ x + b̄)        ∇f(x) = ∇_x f - B̄ᵀ Ā^{-1} ∇_y f    at (x, y*(x))
 
@@ -34,7 +34,7 @@ Matrix = np.ndarray
 
 
 class Constants(NamedTuple):
-    """The constants of the paper's assumptions, for z in a ball where one needs it.
+    """The constants of the paper's assumptions. M and sigma_2 are for z in a ball.
 
     mu       strong convexity of every g_i in y                       (Assumption 1)
     L_g      Lipschitz constant of every ∇g_i in z                    (Assumption 2)
@@ -65,7 +65,8 @@ class Constants(NamedTuple):
 class QuadraticTask:
     """A quadratic problem, its clients' data, and its closed forms.
 
-    A (m, q, q), B (m, q, p), b (m, r, q) of the lower losses; J (m, p+q, p+q), c (m, r, p+q) of the upper.
+    The lower losses have A (m, q, q), B (m, q, p) and b (m, r, q), the upper losses J (m, p+q, p+q) and
+    c (m, r, p+q).
     """
 
     A: Matrix
@@ -119,7 +120,7 @@ class QuadraticTask:
         return -np.linalg.solve(A, B @ np.asarray(x, np.float64) + b)
 
     def hypergradient(self, x: Any, y: Any = None) -> Matrix:
-        """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y); at y*(x), when y is left out, it is the true ∇f(x)."""
+        """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y). The default y is y*(x), which gives the true ∇f(x)."""
         A, B, _, J, c = self._means
         x = np.asarray(x, np.float64)
         y = self.solution(x) if y is None else np.asarray(y, np.float64)
@@ -128,7 +129,7 @@ class QuadraticTask:
 
     @cached_property
     def stationary_point(self) -> Matrix:
-        """The x with ∇f(x) = 0; ∇f is affine and its slope positive definite."""
+        """The x with ∇f(x) = 0. It is unique, because ∇f is affine with a positive definite slope."""
         zero, unit = np.zeros(self.size_x), np.eye(self.size_x)
         offset = self.hypergradient(zero)
         slope = np.stack([self.hypergradient(e) - offset for e in unit], axis=1)
@@ -158,7 +159,7 @@ class QuadraticTask:
         )
 
     def measure(self, x: Array, y: Array) -> dict[str, Any]:
-        """The norm of the true hypergradient, and how far y is from y*(x)."""
+        """The norm of the true hypergradient, and the distance of y from y*(x)."""
         return {
             "hypergradient_norm": np.linalg.norm(self.hypergradient(x)),
             "lower_gap": np.linalg.norm(np.asarray(y, np.float64) - self.solution(x)),
@@ -170,27 +171,27 @@ def _deviation(rows: Matrix) -> float:
     return float(np.sqrt(((rows - rows.mean(1, keepdims=True)) ** 2).sum(2).mean(1).max()))
 
 
-Dimension = Annotated[int, Field(ge=1, le=10**4)]  # matrices of this size are made, one for each client
+Dimension = Annotated[int, Field(ge=1, le=10**4)]  # Each client has matrices of this size.
 
 
 @settings
 class Quadratic:
-    """Quadratic losses with dials; every answer in closed form. It makes its own data."""
+    """Quadratic losses, solved in closed form. The problem makes its own data."""
 
     size_x: Annotated[Dimension, about("upper dimension p")] = 10
     size_y: Annotated[Dimension, about("lower dimension q")] = 8
     condition: Annotated[float, Field(ge=1), about("the eigenvalues of every A_i lie in [1/condition, 1]")] = 10.0
-    heterogeneity: Annotated[float, Field(ge=0), about("how far the clients differ; 0: not at all")] = 1.0
+    heterogeneity: Annotated[float, Field(ge=0), about("how much the clients differ; 0: not at all")] = 1.0
     noise: Annotated[float, Field(ge=0), about("deviation of a row's gradients from the client's")] = 0.0
-    rows: Annotated[Size, about("rows a client has for each level")] = 8
+    rows: Annotated[Size, about("rows of a client for each level")] = 8
 
     makes_data: ClassVar[bool] = True
 
     def make(self, clients: int, seed: int) -> QuadraticTask:
         """Draw the problem at (seed, "quadratic").
 
-        Matrices are (1-t) common + t own with t = h/(1+h), both with eigenvalues in the same interval, so the
-        dial h moves clients apart without leaving it. Vectors are common + h own.
+        Let h be the heterogeneity. Matrices are (1-t) common + t own with t = h/(1+h). Both have eigenvalues in
+        the same interval, so h moves clients apart without leaving it. Vectors are common + h own.
         """
         g = rng.generator(seed, "quadratic")
         p, q, m, h = self.size_x, self.size_y, clients, self.heterogeneity
@@ -221,7 +222,7 @@ class Quadratic:
         return Task(made.problem, made.clients, made.measure)
 
     def remote(self) -> Problem:
-        """The problem alone: what a site needs beside its own rows."""
+        """The problem without clients, which is what a site needs beside its own rows."""
         p, q = self.size_x, self.size_y
         shapes = ((1, q, q), (1, q, p), (1, 1, q), (1, p + q, p + q), (1, 1, p + q))
         return QuadraticTask(*(np.zeros(shape, np.float32) for shape in shapes)).problem

@@ -27,15 +27,15 @@ Regulariser = Literal["norm", "ridge"]
 def norm(y: PyTree, smoothing: float) -> Array:
     """Σ sqrt(||w||² + s²) over the arrays of y: the norm, not squared, that the baseline's released code adds.
 
-    The norm itself has an unbounded second derivative at zero, and the pull of constant size drives the bias
-    there: Hessian products then explode (||p|| times 24 a round was seen in FedNest's loop). The smoothing s
-    bounds the curvature by 1/s.
+    The norm itself has an unbounded second derivative at zero, and its gradient of constant size drives the bias
+    there. Hessian products then explode: in FedNest's loop, ||p|| grew by a factor of 24 per round. The smoothing
+    s bounds the curvature by 1/s.
     """
     return sum((jnp.sqrt(jnp.sum(w**2) + smoothing**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
 
 
 def ridge(y: PyTree) -> Array:
-    """1/2 Σ ||w||²: makes the lower problem strongly convex, as the theory asks."""
+    """1/2 Σ ||w||², which makes the lower problem strongly convex, as the theory requires."""
     return 0.5 * sum((jnp.sum(w**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
 
 
@@ -75,7 +75,7 @@ class HyperRepresentation:
 
     model: Annotated[ModelName, about("mlp: one hidden layer; cnn: LeNet, for 28 x 28 or 32 x 32 pixels")] = "mlp"
     hidden: Annotated[Size, about("mlp: hidden units; 200 gives 157,000 and 2,010 parameters on MNIST")] = 200
-    head_layers: Annotated[Literal[1, 2], about("cnn: how many of the last layers are the head")] = 2
+    head_layers: Annotated[Literal[1, 2], about("cnn: how many of the last layers form the head")] = 2
     decay: Annotated[float, Field(ge=0), about("weight of the regulariser of the head")] = 0.05
     regulariser: Annotated[
         Regulariser,
@@ -92,7 +92,7 @@ class HyperRepresentation:
         return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
 
     def remote(self, shape: tuple[int, int, int], classes: int, seed: int = 0) -> Problem:
-        """The problem alone, for images of this shape: what a site needs beside its own rows."""
+        """The problem without clients, for images of this shape: what a site needs beside its own rows."""
         key = jax.random.key(seed)
         if self.model == "mlp":
             model = mlp(math.prod(shape), self.hidden, classes, key=key)

@@ -1,4 +1,4 @@
-"""Client steps: what they are, what they reply with, the samples they work on, and the loops they are made of."""
+"""Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present

@@ -1,8 +1,8 @@
 """Local loops of a client: a walk along draws, and the SVRG and SGD steps that most methods are made of.
 
-The value that moves is a vector or any pytree of them. A stream that is as long as the longest client's has steps
-that are not a client's own; there the value stays as it is. Where the value is not of arrays of JAX and the draws
-are not traced, as with an oracle of another library, the same walk is an ordinary Python loop.
+The value that moves is a vector or a pytree of vectors. All streams are as long as that of the client with the
+most steps; in the surplus steps of other clients the value does not change. If the value does not consist of JAX
+arrays and the draws are not traced, as with an oracle of another library, the walk is an ordinary Python loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree
 
 
 def _of_jax(value: PyTree, streams: tuple[Stream, ...]) -> bool:
-    """Whether a walk is JAX's: its value is, or its draws are, and then the value may have plain numbers too."""
+    """Whether JAX does the walk: the value consists of JAX arrays, or a draw does; numbers are then allowed."""
     return all(isinstance(leaf, Array) for leaf in jax.tree.leaves(value)) or any(
         isinstance(leaf, Array) for leaf in jax.tree.leaves(streams)
     )
@@ -57,8 +57,9 @@ def svrg(
     """SVRG-type local steps from the anchor a:  v ← v - step (∇(v; b) - ∇(a; b) + q)  along the draws b.
 
     At v = a the two gradients are equal whatever b is, so the first step is v = a - step q and costs nothing.
-    On full batches ∇(a; b) is the same at every step and is computed once; on others the two gradients are one
-    batched computation, as a small step costs its number of operations and not their size.
+    On full batches ∇(a; b) is the same at every step and is computed once. On minibatches the two gradients are
+    one batched computation, because the cost of a small step depends on the number of its operations, not on their
+    size.
     """
     if not _of_jax(anchor, (stream,)):
 

@@ -1,14 +1,14 @@
-"""What a client replies with: every field of a reply says by its annotation what it is.
+"""The replies of clients. The annotation of a field says what the field is.
 
     class Moved(NamedTuple):
         q: Y                  a vector with the components of y, averaged over clients: a value or a direction
         y: Next[Y]            the new value of the vector y that the client was given
         momentum: Own[X]      kept by the client and given back to its next step; it is never sent
 
-The server can so check a reply before it has seen another one, and everything that treats a client's contribution
+So the server can check a reply before it has seen another one, and everything that treats a client's contribution
 (clipping, noise, robust rules, attacks) knows what the contribution is: the field itself, or for `Next` the
-difference to the vector of the same name. Where the client was given None in its place, there is nothing to take a
-difference to, and the contribution is the field.
+difference to the vector of the same name. If the client was given None instead of that vector, the contribution is
+the field itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Form(Enum):
 
 
 class Role(Enum):
-    """What becomes of a field."""
+    """What is done with a field."""
 
     VALUE = "value"  # it is sent, and what is sent is the contribution
     NEXT = "next"  # it is sent, and the contribution is the difference to the vector that the client was given
@@ -55,7 +55,7 @@ Own = Annotated[T, Role.OWN]
 
 
 class ReplyField(NamedTuple):
-    """One field of a reply. `form` is None only for what a client keeps, which may be any pytree of arrays."""
+    """One field of a reply. `form` is None only for `Own` fields, which may be any pytree of arrays."""
 
     role: Role
     form: Form | None

@@ -26,7 +26,7 @@ class PerClient:
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw of `size` rows of a part without replacement; None is all of them."""
+    """One draw of `size` rows of a part without replacement; a size of None means all rows."""
 
     part: PartName
     size: int | None = None
@@ -43,7 +43,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Epochs:
-    """`epochs` passes over the part in shuffled minibatches of `size`; the last of a pass may be short."""
+    """`epochs` passes over the part in shuffled minibatches of `size`; the last one of a pass may be short."""
 
     part: PartName
     size: int | None
@@ -61,7 +61,7 @@ class Draw(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A sequence of draws, as long as the longest client's; a client's own steps are the `active` ones."""
+    """A sequence of draws, as long as the longest of any client; a client takes only the `active` steps."""
 
     draws: Draw
     active: Any
@@ -75,8 +75,8 @@ class Stream(NamedTuple):
 def draw(descriptor: Descriptor, address: Address, name: str, client: int, rows: int, capacity: int) -> Any:
     """Draw rows for one client: a `Draw` for a `Sample`, a `Stream` for the others.
 
-    `name` is the argument that the draw is for; `rows` is how many the client has, `capacity` how many any client
-    has at most.
+    `name` is the argument that the draw is for, `rows` the number of the client's rows, and `capacity` the largest
+    number of rows of any client.
     """
     if isinstance(descriptor, Sample):
         if descriptor.size is None:
@@ -94,7 +94,7 @@ def draw(descriptor: Descriptor, address: Address, name: str, client: int, rows:
         return Stream(Draw(None, None), np.ones(descriptor.epochs, bool))
     size = descriptor.size
     generator = address.generator(name, client)
-    batches = -(-rows // size)  # of a pass; the last of them may be short
+    batches = -(-rows // size)  # the number in a pass; the last one may be short
     own, longest = descriptor.epochs * batches, descriptor.epochs * -(-capacity // size)
     index, weight = np.zeros((longest, size), np.int32), np.zeros((longest, size), np.float32)
     orders, counted = (a[:own].reshape(descriptor.epochs, batches * size)[:, :rows] for a in (index, weight))

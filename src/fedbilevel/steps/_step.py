@@ -1,4 +1,4 @@
-"""Client steps: pure functions of the module level, with the client's oracle and arrays in and a NamedTuple out.
+"""Client steps: pure module-level functions that take the client's oracle and arrays and return a NamedTuple.
 
 A step is registered under its name, so that an engine in another process can find it. The annotations of its
 parameters say what is done with the arguments of a round:
@@ -38,7 +38,7 @@ class Use(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Step(Generic[P, R]):
-    """A registered client step. Call it as the function it wraps."""
+    """A registered client step. It is called like the function that it wraps."""
 
     function: Callable[P, R]
 
