@@ -1,4 +1,4 @@
-"""The algorithms: one paper, one file. To add one, write its file and add its line to `ALGORITHMS`."""
+"""The algorithms, with one file for each paper. To add one, write its file and add its line to `ALGORITHMS`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .madsbo import MADSBO
 class Algorithm(Protocol):
     """A method: an object whose fields are its hyperparameters.
 
-    Its state is any pytree of arrays that has the flat vectors `x` and `y` as attributes. All that a step needs of
-    the past is in it, or is kept by the clients, so a run can be resumed. A method that a spec names is a settings
-    class (`fedbilevel.settings`); one that is given to `train` may be any object.
+    Its state is any pytree of arrays that has the flat vectors `x` and `y` as attributes. Everything from the past
+    that a step needs is in the state or kept by the clients, so a run can be resumed. A method that a spec names
+    is a settings class (`fedbilevel.settings`); a method that is given to `train` may be any object.
 
-    needs_server   whether clients only talk with a server; a method without one uses `Agents`
+    needs_server   whether clients talk only with a server; a method without a server uses `Agents`
     """
 
     needs_server: ClassVar[bool]
@@ -36,7 +36,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class Checked(Protocol):
-    """A method that can tell early whether its settings fit."""
+    """A method that can check its settings before the run."""
 
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
@@ -44,7 +44,7 @@ class Checked(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A method that has figures of its own to tell with every evaluation."""
+    """A method that adds its own figures to every evaluation."""
 
     def report(self, state: Any) -> Mapping[str, float]: ...
 

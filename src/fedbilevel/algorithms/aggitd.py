@@ -10,12 +10,12 @@ One outer iteration, with the cohort S and the N lower rounds y^0 = y, ..., y^N:
 
 The Hessian products travel in the same rounds as the gradients of the lower loop: 2N+3 rounds in all.
 
-The paper's text prints the line for z without λ and p with z^{N-1}; the proofs and the formula for the
-Hessian-inverse-vector product have what stands above, and so does this file.
+The paper's text prints the line for z without λ, and p with z^{N-1}. The lines above are those of the proofs and
+of the formula for the Hessian-inverse-vector product, and this file follows them.
 
 `estimator="summed"` is ours. It carries  s^t = (I - λ H(y^t)) s^{t-1} + ∇_y f(x, y^t)  and takes p = λ s^N,
-which is the expectation of the sampled p over Q: the same rounds, no variance from Q, and the vector z in
-every round where the sampled estimator sends it only from t = Q on.
+which is the expectation of the sampled p over Q. It needs the same rounds and has no variance from Q, but it sends
+the vector z in every round, whereas the sampled estimator sends it only from t = Q on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def carry(c: Oracle, z: Array | None, lam: Array, source: bool, xi: Draw, u: Dra
 def gradients(
     c: Oracle, z: Array | None, lam: Array, source: bool, last: bool, zeta: Draw, xi: Draw, u: Draw
 ) -> Gradients:
-    """Lines 4-6 of Algorithm AggITD. At t = N no q is computed or sent."""
+    """Lines 4-6 of Algorithm AggITD. At t = N, q is neither computed nor sent."""
     return Gradients(None if last else c.g_y(c.y, zeta), carry(c, z, lam, source, xi, u))
 
 
@@ -79,7 +79,7 @@ def descend(
 class AggITD(LowerWork, AveragedHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
-    N: Annotated[Count, about("lower rounds an outer iteration, and the length of the Hessian product")] = 1
+    N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1
     lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("sampled: the paper's random Q; summed: its mean over Q")
@@ -95,7 +95,7 @@ class AggITD(LowerWork, AveragedHypergradient):
     def estimate(self, fed: Federation, y: Array, Q: int | None = None) -> tuple[Array, Array]:
         """Algorithm AggITD up to line 14: y^N and p ≈ (∇²_y g)^{-1} ∇_y f at the held x.
 
-        Q is drawn at random when it is left out; the clients hold y^N afterwards.
+        By default Q is drawn at random. The clients hold y^N afterwards.
         """
         summed = self.estimator == "summed"
         Q = int(fed.rng("Q").integers(self.N + 1)) if Q is None else Q

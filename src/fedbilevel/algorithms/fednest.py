@@ -1,23 +1,23 @@
 """FedNest (Tarzanagh, Li, Thrampoulidis and Oymak, "FedNest: Federated Bilevel, Minimax, and Compositional
-Optimization", ICML 2022): the AID-based estimator, in a loop of its own after the lower one.
+Optimization", ICML 2022): the AID-based estimator, in a separate loop after the lower loop.
 
-One outer iteration: N rounds pairs of One-Round-Lower give y = y^N; then
+In one outer iteration, N times One-Round-Lower, of two rounds each, gives y = y^N; then come
 
     p_0 = λT/|S| Σ_i ∇_y F_i(x, y; ξ_i)
     p_t = 1/|S| Σ_i (p_{t-1} - λ ∇²_y G_i(x, y; u_i) p_{t-1})           t = 1, ..., T
     h   = 1/|S| Σ_i (∇_x F_i(x, y; ξ_i) - ∇_x∇_y G_i(x, y; χ_i) p_T')    T' uniform on {0, ..., T-1}
 
-and One-Round-Upper along h: 2N + T + 3 rounds. The loop is charged T rounds, as the paper counts them; a server
-that draws T' first may end it there (`stop_early`), which takes 2N + T' + 3. `estimator="summed"` takes the
-mean of p_0, ..., p_{T-1} at the server, the expectation over T', at no cost in communication.
+and One-Round-Upper along h: 2N + T + 3 rounds. The loop is charged T rounds, as in the paper. A server that draws
+T' first may end the loop there (`stop_early`), which takes 2N + T' + 3 rounds. `estimator="summed"` takes the mean
+of p_0, ..., p_{T-1} at the server, which is the expectation over T', at no cost in communication.
 
-`mode="released_code"` computes what the published scripts compute. In them each client keeps a Neumann counter
-of its own, c_i ← (I - λ H_i) c_i from c_i = p_0, which is never averaged, and the list of replies p + c_i is not
-cleared between rounds, so its mean over k rounds is p_k = p_{k-1} + c̄_k / k. With λ equal to the outer step:
+`mode="released_code"` computes what the published scripts compute. There each client keeps its own Neumann
+counter, c_i ← (I - λ H_i) c_i from c_i = p_0, which is never averaged. The list of replies p + c_i is not cleared
+between rounds, so its mean over k rounds is p_k = p_{k-1} + c̄_k / k. With λ equal to the outer step:
 
     p = λ (p_0 + Σ_{k=1}^{T} 1/k · 1/|S| Σ_i (I - λ H_i)^k p_0),    p_0 = 1/|S| Σ_i ∇_y F_i
 
-Also as in the scripts, every lower round and the upper part draw a cohort of their own.
+As in the scripts, every lower round and the upper part each draw their own cohort.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> Hessi
 
 @settings
 class FedNest(LowerWork, AveragedHypergradient):
-    """FedNest: the AID-based hypergradient, in a communication loop of its own."""
+    """FedNest: the AID-based hypergradient, in a separate communication loop."""
 
-    N: Annotated[Count, about("lower rounds an outer iteration")] = 1
+    N: Annotated[Count, about("lower rounds per outer iteration")] = 1
     T: Annotated[Count, about("rounds of the Hessian loop")] = 5
     lam: Annotated[Positive, about("step λ of the Hessian product; released_code uses alpha instead")] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("paper mode, sampled: p at the random T'; summed: its mean over T'")
     ] = "sampled"
     mode: Annotated[
-        Literal["paper", "released_code"], about("the algorithm as published, or what its scripts compute")
+        Literal["paper", "released_code"], about("the published algorithm, or what its scripts compute")
     ] = "paper"
     stop_early: Annotated[bool, about("paper mode: end the Hessian loop at the random T'")] = False
 
@@ -91,7 +91,7 @@ class FedNest(LowerWork, AveragedHypergradient):
         return State(self.improve(fed, self.estimate(fed)), y)
 
     def estimate(self, fed: Federation, T_drawn: int | None = None) -> Array:
-        """FedIHGP: p_T' ≈ (∇²_y g)^{-1} ∇_y f at the held x and y; T' is drawn when it is left out."""
+        """FedIHGP: p_T' ≈ (∇²_y g)^{-1} ∇_y f at the held x and y. By default T' is drawn at random."""
         chosen = int(fed.rng("T'").integers(self.T)) if T_drawn is None else T_drawn
         p = self.lam * self.T * fed.round(upper_gradient, xi=self.xi).r
         terms = [p]
@@ -112,7 +112,7 @@ class FedNest(LowerWork, AveragedHypergradient):
         return State(self.improve(fed, self.released_estimate(fed)), y)
 
     def released_estimate(self, fed: Federation) -> Array:
-        """What the published scripts use for (∇²_y g)^{-1} ∇_y f, at the held x and y."""
+        """The estimate of (∇²_y g)^{-1} ∇_y f in the published scripts, at the held x and y."""
         p_0 = fed.round(upper_gradient, xi=self.xi).r
         p = p_0
         fed.hold(p_0=p_0)

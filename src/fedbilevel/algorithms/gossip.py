@@ -1,8 +1,8 @@
 """Gossip-based DSBO (Yang, Zhang and Wang, "Decentralized Gossip-Based Stochastic Bilevel Optimization over
 Communication Networks", NeurIPS 2022, Algorithm 1).
 
-No server: agent k has x^k, y^k and running estimates of the mean derivatives, and mixes all of them with its
-neighbours' by the weights w_kj. With the derivatives sampled at (x^k, y^k), one outer iteration is
+There is no server. Agent k has x^k, y^k and running estimates of the mean derivatives, and mixes all of them with
+those of its neighbours by the weights w_kj. With the derivatives sampled at (x^k, y^k), one outer iteration is
 
     x^k ← Σ_j w_kj x^j - α (s^k - u^k p^k)                           p^k = 1/L_g Q_b h^k ≈ (∇²_y g)^{-1} ∇_y f
     y^k ← Σ_j w_kj y^j - γ ∇_y g^k(ζ)
@@ -11,10 +11,11 @@ neighbours' by the weights w_kj. With the derivatives sampled at (x^k, y^k), one
     v_i^k ← (1-β) Σ_j w_kj v_i^j + β ∇²_y g^k(u_i)    i = 1..b        size_y x size_y each
     Q_0 = I,   Q_i = I + (I - v_i^k / L_g) Q_{i-1}    i = 1..b
 
-where every right-hand side has the values of before. Only Q_b h is needed, which takes b products of a matrix and
-a vector: w_0 = h, w_i = h + (I - v_i/L_g) w_{i-1}. On full batches the v_i are equal, and one of them is kept.
+where every right-hand side uses the values from before the iteration. Only Q_b h is needed, which takes b products
+of a matrix and a vector: w_0 = h, w_i = h + (I - v_i/L_g) w_{i-1}. On full batches the v_i are equal, and only one
+of them is kept.
 
-All that an agent sends goes in one exchange. The matrices are what it costs; see `MADSBO` for a method without.
+An agent sends everything in one exchange. Most of the cost is the matrices; `MADSBO` is a method without them.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from ..steps import XY, YY, Draw, Sample, Samples, Stream, X, Y, client_step
 from .graphs import Network, own, spread
 from .local import BatchSize, rows_of
 
-COLUMNS = 64  # derivatives along so many unit vectors at once
-COPIES = 4  # of the matrices, while a step runs: before, mixed, sampled, after
+COLUMNS = 64  # the number of unit vectors along which derivatives are taken at once
+COPIES = 4  # the copies of the matrices while a step runs: before, mixed, sampled, after
 
 
 class GossipState(NamedTuple):
-    """The means x and y over agents, and one row for each agent of all that it keeps."""
+    """The means x and y over agents, and everything that the agents keep, with one row for each agent."""
 
     x: Array
     y: Array
@@ -90,20 +91,20 @@ class Gossip(Network):
         Annotated[float, Field(ge=0)],
         about("the running Hessians start at mu_g times the identity, as in the paper"),
     ] = 0.0
-    memory_limit: Annotated[Count, about("MB for the matrices of all agents; more is refused")] = 2048
+    memory_limit: Annotated[Count, about("MB for the matrices of all agents; larger runs are refused")] = 2048
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
     batch_u: Annotated[BatchSize, about("rows for a Hessian; a number: b Hessians are kept and sent")] = "full"
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
     batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
 
     def check(self, clients: int) -> None:
-        """Raise if there is no such graph of so many agents, or if the bounds on the Hessian contradict."""
+        """Raise if the graph does not fit the number of agents, or if the bounds on the Hessian contradict."""
         self.weights(clients)
         if self.mu_g > self.L_g:
             raise SettingsError(f"mu_g = {self.mu_g} is wrong: it is at most L_g, which is {self.L_g}")
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> GossipState:
-        """The initial parameters of the problem, and estimates of zero; refuses what does not fit the memory."""
+        """The initial parameters of the problem, and estimates of zero; raises if they do not fit the memory."""
         self.check_memory(problem, clients)
         x, y = problem.flat_x.vector, problem.flat_y.vector
         p, q = x.size, y.size
@@ -135,7 +136,7 @@ class Gossip(Network):
 
     @property
     def hessians(self) -> int:
-        """How many Hessians an agent keeps: b, or one when all of them are on all rows and so the same."""
+        """The number of Hessians that an agent keeps: b, or one if all of them are on all rows and so equal."""
         return 1 if self.batch_u == "full" else self.b
 
     def check_memory(self, problem: BilevelProblem, clients: int) -> None:

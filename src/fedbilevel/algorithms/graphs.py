@@ -5,7 +5,7 @@ complete graph, where w_ij = 1/m, the weights are those of Metropolis, with d_i 
 
     w_ij = 1 / (1 + max(d_i, d_j))    for neighbours i ≠ j        w_ii = 1 - Σ_{j≠i} w_ij
 
-One exchange v_i ← Σ_j w_ij v_j keeps the mean, and shrinks sqrt(mean_i ||v_i - v̄||²) at least by 1 - gap, where
+One exchange v_i ← Σ_j w_ij v_j keeps the mean, and multiplies sqrt(mean_i ||v_i - v̄||²) by at most 1 - gap, where
 gap = 1 - max(|λ_2|, |λ_m|) is the spectral gap of W: (2/3)(1 - cos(2π/m)) for a ring of m ≥ 3, 1 when complete.
 """
 
@@ -30,7 +30,7 @@ TRIES = 200
 
 
 def grid(agents: int) -> tuple[int, int]:
-    """The most square r x c = agents with 2 ≤ r ≤ c."""
+    """The grid of r x c = agents with 2 ≤ r ≤ c that is closest to a square."""
     rows = next((r for r in range(int(agents**0.5), 1, -1) if agents % r == 0), None)
     if rows is None:
         fits = [n for n in range(4, agents + 8) if any(n % r == 0 for r in range(2, int(n**0.5) + 1))]
@@ -60,7 +60,7 @@ def neighbours(graph: Graph, agents: int, edge_probability: float = 0.3, seed: i
 
 
 def connected(near: Matrix) -> bool:
-    """Whether every agent is reached from the first."""
+    """Whether every agent can be reached from the first."""
     reached = np.zeros(len(near), bool)
     reached[0] = True
     for _ in range(len(near)):
@@ -88,29 +88,29 @@ def spectral_gap(W: Matrix) -> float:
     return float(1 - np.linalg.norm(W - 1 / len(W), 2))
 
 
-AGENTS = 10_000  # W then has 800 MB
+AGENTS = 10_000  # the largest number of agents; W then has 800 MB
 
 
 @settings
 class Network:
-    """The settings of a communication graph, and what agents on one have in common.
+    """The settings of a communication graph, and what algorithms on a graph have in common.
 
-    An algorithm's state has `xs` and `ys`, one row for each agent, beside their means `x` and `y`. Before the
-    first step all agents are alike, and one row may stand for all of them.
+    An algorithm's state has `xs` and `ys`, with one row for each agent, and their means `x` and `y`. Before the
+    first step all agents are equal, and one row may stand for all of them.
     """
 
     needs_server: ClassVar[bool] = False
 
-    graph: Annotated[Graph, about("who talks with whom: ring, torus (2-d), erdos-renyi or complete")] = "ring"
+    graph: Annotated[Graph, about("the links of agents: ring, torus (2-d), erdos-renyi or complete")] = "ring"
     edge_probability: Annotated[
         Annotated[float, Field(gt=0, le=1)], about("erdos-renyi: the probability of a link")
     ] = 0.3
     graph_seed: Annotated[
-        Annotated[int, Field(ge=0, lt=2**32)], about("erdos-renyi: the seed of the graph, apart from the run's")
+        Annotated[int, Field(ge=0, lt=2**32)], about("erdos-renyi: the seed of the graph, separate from the run's")
     ] = 0
 
     def weights(self, agents: int) -> Matrix:
-        """The mixing matrix W; raises `SettingsError` if there is no such graph of so many agents."""
+        """The mixing matrix W; raises `SettingsError` if the graph does not fit the number of agents."""
         if agents > AGENTS:
             raise SettingsError(
                 f"graph = {self.graph!r} is wrong for {agents} clients: W has a row and a column for each; "
@@ -144,7 +144,7 @@ def own(rows: Array) -> PerClient:
 
 
 def spread(rows: Array, agents: int) -> Array:
-    """One row for each agent, where a single one stands for all."""
+    """One row for each agent; a single row is repeated."""
     return jnp.broadcast_to(rows, (agents, *rows.shape[1:]))
 
 
@@ -156,7 +156,7 @@ def _linked(agents: int, links: list[tuple[int, int]]) -> Matrix:
 
 
 def _random(agents: int, edge_probability: float, seed: int) -> Matrix:
-    """Each link with the same probability, drawn again until the graph is connected."""
+    """Draw each link with the same probability, again and again until the graph is connected."""
     for attempt in range(TRIES):
         drawn = rng.generator(seed, "graph", attempt).random((agents, agents)) < edge_probability
         near: Matrix = np.triu(drawn, 1)

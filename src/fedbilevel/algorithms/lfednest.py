@@ -1,13 +1,14 @@
 """LFedNest (Tarzanagh et al., ICML 2022): the fully local method. Each client estimates the hypergradient from
 its own Hessian and steps along it; the server averages the results.
 
-One outer iteration: N lower rounds give y; then every client does, τ_i times from x_i = x,
+In one outer iteration, N lower rounds give y; then every client does, τ_i times from x_i = x,
 
     p_i = λ Σ_{k=0}^{T} (I - λ H_i(x_i, y))^k ∇_y F_i(x_i, y; ξ)
     x_i ← x_i - α_i (∇_x F_i(x_i, y; ξ) - ∇_x∇_y G_i(x_i, y; χ) p_i)
 
-and x⁺ is the mean: N + 1 rounds with the SGD lower solver, 2N + 1 with SVRG. No Hessian crosses the network, and
-with heterogeneous clients the mean of the local hypergradients is not the hypergradient.
+and x⁺ is the mean of the x_i. This takes N + 1 rounds with the SGD lower solver, and 2N + 1 with SVRG. No Hessian
+product crosses the network, so with heterogeneous clients the mean of the local hypergradients is not the
+hypergradient.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def local_upper_steps(
 
 @settings
 class LFedNest(LowerWork, UpperWork, SecondDerivatives):
-    """LFedNest: every client its own hypergradient; only x and y are averaged."""
+    """LFedNest: every client uses its own hypergradient, and only x and y are averaged."""
 
-    N: Annotated[Count, about("lower rounds an outer iteration")] = 1
+    N: Annotated[Count, about("lower rounds per outer iteration")] = 1
     T: Annotated[Count, about("terms of the client's Neumann series beyond the first")] = 5
     lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
 

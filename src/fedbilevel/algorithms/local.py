@@ -1,8 +1,8 @@
-"""What the methods with a server share: local work at both levels, and the hypergradient.
+"""The parts that methods with a server share: local work at both levels, and the hypergradient.
 
-One-Round-Lower and One-Round-Upper of the AggITD paper are FedNest's too. The settings are in small classes, one
-for each piece of work, with the rounds that use them. A method is made of the pieces that it uses, and so has no
-setting that it would ignore.
+FedNest uses One-Round-Lower and One-Round-Upper of the AggITD paper too. Each piece of work is a small class with
+its settings and the rounds that use them. A method combines the pieces that it uses, so it has no setting that it
+would ignore.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 class State(NamedTuple):
-    """Where an outer iteration starts: the warm start of the lower problem is y."""
+    """The start of an outer iteration; y is the warm start of the lower problem."""
 
     x: Array
     y: Array
@@ -56,7 +56,7 @@ def lower_gradient(c: Oracle, zeta: Draw) -> LowerGradient:
 def lower_steps(c: Oracle, q: Array, beta: Array, shared: bool, zeta: Stream) -> Lower:
     """One-Round-Lower: y_i ← y_i - β_i (∇_y G_i(x, y_i; ζ) - ∇_y G_i(x, y; ζ) + q), τ_i times from y.
 
-    `shared` divides the step among the steps: β_i = β / τ_i.
+    `shared` divides the step size among the steps: β_i = β / τ_i.
     """
     return Lower(svrg(c.g_y, c.y, q, beta / zeta.steps if shared else beta, zeta))
 
@@ -82,13 +82,13 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 @settings
 class LocalWork:
-    """Which clients work in an outer iteration, and how steps are shared out."""
+    """Which clients take part in an outer iteration, and whether local steps share the step size."""
 
     needs_server: ClassVar[bool] = True
 
     participation: Annotated[
         Count | Annotated[float, Field(gt=0, le=1)],
-        about("clients an outer iteration: a whole number, or a share such as 0.1; 1.0 is all of them"),
+        about("clients per outer iteration: a whole number, or a share such as 0.1; 1.0 means all clients"),
     ] = 0.1
     share_steps: Annotated[
         bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
@@ -118,10 +118,11 @@ class LowerWork(LocalWork):
         Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
     ] = "svrg"
     lower_epochs: Annotated[
-        Count, about("lower local work, in passes over the client's rows; unless lower_steps is given")
+        Count, about("lower local work, in passes over the client's rows; not used if lower_steps is set")
     ] = 5
     lower_steps: Annotated[
-        Steps | None, about("lower local steps τ instead: one number, or a list with one for each client")
+        Steps | None,
+        about("lower local steps τ: one number, or a list with one for each client; default: lower_epochs"),
     ] = None
     batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
     batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
@@ -201,7 +202,7 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
 
 
 def rows_of(size: int | str) -> int | None:
-    """The size of a sample; None, which is all rows, for "full"."""
+    """The size of a sample. "full" becomes None, which means all rows."""
     return None if isinstance(size, str) else size
 
 

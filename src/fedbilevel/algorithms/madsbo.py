@@ -1,8 +1,8 @@
 """MA-DSBO (Chen, Huang, Ma and Balasubramanian, "Decentralized Stochastic Bilevel Optimization with Improved
-per-Iteration Complexity", ICML 2023): decentralised, and no matrix is formed.
+per-Iteration Complexity", ICML 2023): a decentralised method that forms no matrix.
 
 Agent i has x_i, y_i and a running hypergradient r_i, and mixes with its neighbours by the weights w_ij. One outer
-iteration, from the y_i of the one before:
+iteration starts from the y_i of the previous one:
 
     T times        y_i ← Σ_j w_ij y_j - β ∇_y g_i(x_i, y_i; ζ)
     z_i = 0        s_i = d_i = -∇_y f_i(x_i, y_i; ξ)
@@ -12,11 +12,12 @@ iteration, from the y_i of the one before:
     x_i ← Σ_j w_ij x_j - α r_i
     r_i ← (1-θ) r_i + θ u_i                                          θ = α
 
-where right-hand sides have the values of before the line. d_i tracks the mean residual 1/m Σ_j (H_j z_j - ∇_y f_j)
-so that all z_i go to the solution of the *mean* system, (∇²_y g)^{-1} ∇_y f, with a constant γ.
+where every right-hand side uses the values from before the line. d_i tracks the mean residual
+1/m Σ_j (H_j z_j - ∇_y f_j), so that all z_i converge to the solution (∇²_y g)^{-1} ∇_y f of the *mean* system with
+a constant γ.
 
-x_i is known from the start, so it goes with the first y_i. z_i goes together with the d_i that it was made from:
-the first z_i = 0 and the last d_i are never sent, and N steps take N-1 exchanges.
+x_i is known from the start, so it is sent with the first y_i. z_i is sent together with the d_i from which it was
+made. The first z_i = 0 and the last d_i are never sent, so N steps take N-1 exchanges.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .local import BatchSize, Hypergradient, rows_of
 
 
 class MADSBOState(NamedTuple):
-    """The means x and y over agents, and one row for each agent of x, y and r."""
+    """The means x and y over agents, and the agents' x, y and r, with one row for each agent."""
 
     x: Array
     y: Array
@@ -85,9 +86,9 @@ class MADSBO(Network):
         Annotated[float, Field(gt=0, le=1)] | None,
         about("weight θ of a new hypergradient in the moving average; default: alpha, as in the paper"),
     ] = None
-    T: Annotated[Count, about("lower steps an outer iteration")] = 5
+    T: Annotated[Count, about("lower steps per outer iteration")] = 5
     beta: Annotated[Positive, about("lower step size β")] = 0.01
-    N: Annotated[Count, about("steps on the Hessian system an outer iteration")] = 5
+    N: Annotated[Count, about("steps on the Hessian system per outer iteration")] = 5
     gamma: Annotated[Positive, about("step size γ on the Hessian system; below 1/L_g")] = 0.01
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
     batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
@@ -95,7 +96,7 @@ class MADSBO(Network):
     batch_chi: Annotated[BatchSize, about("rows for the mixed derivative")] = "full"
 
     def check(self, clients: int) -> None:
-        """Raise if there is no such graph of so many agents, or no such moving average."""
+        """Raise if the graph does not fit the number of agents, or if the weight θ is above 1."""
         self.weights(clients)
         if self.theta is None and self.alpha > 1:
             raise SettingsError(
