@@ -1,4 +1,4 @@
-"""Studies: what the paper reports or claims, run again and set beside it."""
+"""Studies: the paper's results and claims, run again and compared with the paper."""
 
 from .reproduce import reproduce
 from .runner import Runs, run_all

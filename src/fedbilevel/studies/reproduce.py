@@ -1,4 +1,4 @@
-"""Reproducing the paper: run what is missing of its tables and figures, then write ours beside its."""
+"""Reproducing the paper: do the missing runs of its tables and figures, then write ours beside the paper's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .study import Study, StudyRun
 def reproduce(
     studies: Sequence[Study], *, seeds: int, out: Path, runs: Runs, jobs: int, console: Console
 ) -> list[Section]:
-    """Run what is missing, write each study's table or figure and one report of them all to `out`."""
+    """Do the missing runs; write each study's table or figure, and one report of them all, to `out`."""
     specs = [spec for study in studies for run in study.runs for spec in _specs(study, run, seeds)]
     run_all(specs, runs, jobs=jobs, console=console)
     out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
 
 
 def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
-    """A line for each label of a panel, through what its runs reached."""
+    """A line for each label of a panel, through the accuracies of its runs."""
     lines: dict[tuple[str, int], list[tuple[float | str | None, float]]] = {}
     for run, row in zip(study.runs, rows, strict=True):
         lines.setdefault((run.label, run.panel), []).append((row["at"], row["accuracy"]))
@@ -86,7 +86,7 @@ def _points(study: Study, rows: list[dict[str, Any]]) -> list[Points]:
 
 
 def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | str | None:
-    """Where a run stands on the axis of a study of points: the setting it varies, or the epsilon it spent."""
+    """The place of a run on the axis of a study of points: the setting it varies, or the epsilon it spent."""
     if not study.x.startswith("epsilon"):
         return run.at
     spent = [folder.summary().get("privacy") for folder in folders]
@@ -94,7 +94,7 @@ def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | str
 
 
 def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
-    """One row: what was measured, and the paper's value."""
+    """One row: the measured values, and the paper's value."""
     if study.kind == "rounds":
         summary, values = runs.of(specs[0]).summary(), specs[0].to_mapping()["algorithm"]
         return {
@@ -141,7 +141,7 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
 
 
 def _remark(ours: float, theirs: float) -> str:
-    """Says so where ours and the paper's final accuracy are more than a point apart."""
+    """A remark on whether our final accuracy is within a point of the paper's."""
     apart = 100 * (ours - theirs)
     return f"{apart:+.1f} points from the paper" if abs(apart) > 1 else "within a point"
 

@@ -1,7 +1,7 @@
-"""Running many specs: what is finished is not run again, what was interrupted goes on.
+"""Running many specs: finished runs are not run again, and interrupted runs are continued.
 
-Every run is a process of its own, so a crash takes one run with it and memory is given back. A run lives in the
-folder named by its digest; a longer one serves whoever needs its first part.
+Every run has its own process, so a crash affects only one run and memory is given back. A run is in the folder
+named by its digest, and a longer run also serves specs that need only its first part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Runs:
         return RunFolder(self.folder / spec.digest)
 
     def share(self, spec: Spec) -> float:
-        """How much of a spec's budget its folder already holds; 1.0 when a summary says it is finished."""
+        """The share of a spec's budget that its folder already holds; 1.0 if its summary says it is finished."""
         history = self.of(spec).history()
         if not history:
             return 0.0
@@ -50,7 +50,7 @@ class Runs:
         return 1.0 if finished else min(max(shares, default=0.0), 0.999)
 
     def failure(self, spec: Spec) -> str | None:
-        """Why a run ended before its budget did, if it diverged: it would do so again."""
+        """The reason why a run diverged, or None. A run that diverged would do so again."""
         folder = self.of(spec)
         if not folder.file("summary.json").exists():
             return None
@@ -109,7 +109,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
 
 
 def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
-    """Specs that differ in their budget only are one run: the longest."""
+    """The longest spec of each group of specs that differ only in their budget, because it serves them all."""
     longest: dict[str, Spec] = {}
     for spec in specs:
         known = longest.get(spec.digest)

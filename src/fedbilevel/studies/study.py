@@ -1,8 +1,9 @@
 """A study: the runs of one table or figure of the paper, with the paper's values beside them.
 
-One TOML a study, in `specs/`: `common` settings, and `[[runs]]` each with a label, its settings and the paper's
-values; `vary` makes one run for each value of a setting, `in_panels` all runs anew in each panel, with settings of
-its own. A run is identified by the digest of its resolved spec, so studies share runs.
+Each study is one TOML file in `specs/`. It has `common` settings, and `[[runs]]`, each with a label, its settings
+and the paper's values. `vary` makes one run for each value of a setting. `in_panels` repeats all runs in each
+panel, with the panel's own settings. A run is identified by the digest of its resolved spec, so studies can share
+runs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ..errors import SettingsError, UnknownName
 from ..spec import Spec, load_spec
 
 Kind = Literal["rounds", "accuracy", "curves", "points"]
-QUICK = 0.05  # of the rounds
+QUICK = 0.05  # the share of the rounds that a quick study runs
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One line of a table or a figure: a spec but for its seed, and what the paper has for it."""
+    """One line of a table or a figure: a spec without its seed, and the paper's values for it."""
 
     label: str
     panel: int
@@ -42,7 +43,7 @@ class StudyRun:
 class Study:
     """A table or a figure: its title, its runs, and how it is drawn.
 
-    `share` is the part of the paper's rounds that is run; what is written says so when it is below one.
+    `share` is the share of the paper's rounds that is run. If it is below one, the written results say so.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Study:
     runs: tuple[StudyRun, ...]
     panels: tuple[str, ...] = ()
     note: str = ""
-    x: str = "rounds"  # or minutes, for curves; the meaning of the axis, for points
+    x: str = "rounds"  # for curves, rounds or minutes; for points, the meaning of the axis
     share: float = 1.0
 
     def shortened(self, share: float) -> Study:
@@ -65,7 +66,7 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str) -> Study:
-    """Read a study; every one of its specs is checked."""
+    """Read a study and check all of its specs."""
     if name not in study_names():
         raise UnknownName("study", name, study_names())
     text = (resources.files("fedbilevel.studies") / "specs" / f"{name}.toml").read_text()

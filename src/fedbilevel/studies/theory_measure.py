@@ -1,4 +1,4 @@
-"""What the AggITD estimator does on a quadratic, beside the bounds of Propositions 1 and 2.
+"""Measurements of the AggITD estimator on a quadratic, beside the bounds of Propositions 1 and 2.
 
 Everything is computed densely, in float64 NumPy. The rows of a quadratic client differ by additive noise only, so
 in One-Round-Lower the noise of the local steps cancels and one round is affine in y:

@@ -1,4 +1,4 @@
-"""Grid search: every combination of some settings as a run of its own, the best written as a spec."""
+"""Grid search: every combination of some settings is a run, and the best one is written as a spec."""
 
 from __future__ import annotations
 

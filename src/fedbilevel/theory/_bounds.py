@@ -106,7 +106,7 @@ class Theory(DerivedConstants):
         if self.beta_k < self.beta_low / ROUNDING:
             raise SettingsError(
                 f"beta = {self.beta_k:.4g} is wrong: Theorem 1 needs it in [{self.beta_low:.4g}, "
-                f"{self.beta_high:.4g}]; leave it out to take the lower end"
+                f"{self.beta_high:.4g}]; remove it to use the lower end"
             )
         slow, root = self.alpha_bar / math.sqrt(self.K), math.sqrt(self.K)
         truncation = 8 * (g.L_g * g.M / g.mu) ** 2 * max(0.0, 1 - self.lam * g.mu) ** (2 * self.N + 2)
@@ -124,7 +124,7 @@ class Theory(DerivedConstants):
         """Return the least K for which the theorem's bound is at most ε.
 
         It is infinite when the truncation term is ε or more, because that term does not vanish as K grows. The
-        term is taken at K = 1, where the α_k in it is largest. With `truncation=False` it is left out, as in
+        term is taken at K = 1, where the α_k in it is largest. With `truncation=False` it is not used, as in
         Corollary 1.
         """
         one = Theory(self.given, self.N, self.lam, 1, self.alpha_bar).convergence_bound(start)

@@ -29,11 +29,11 @@ class DerivedConstants:
 
     given      the constants of Assumptions 1-4
     N          the number of lower rounds in an outer iteration
-    lam        λ, which is at most min{10, 1/L_g}; beyond that there is no theory
+    lam        λ, which is at most min{10, 1/L_g}; the theory does not cover larger values
     K          the number of outer iterations
     alpha_bar  ᾱ, which the theorem leaves to be tuned
-    beta       β. When it is left out, it is the lower end of the theorem's interval. The propositions need only
-               β ≤ min{1, λ, 1/(6L_g)}; the theorem's bound also needs the lower end.
+    beta       β (default: the lower end of the theorem's interval). The propositions need only
+               β ≤ min{1, λ, 1/(6L_g)}; the theorem's bound also needs β to be at least the lower end.
     """
 
     given: Assumed
@@ -65,7 +65,7 @@ class DerivedConstants:
             if isinstance(attribute, Constant):
                 yield attribute.entry(self)
 
-    # Lemma 4, in the appendix, and what is made of it
+    # Lemma 4, in the appendix, and constants that follow from it
 
     @constant(symbol="κ_g", formula="L_g / μ", place="Corollary 1")
     def kappa_g(self) -> float:
