@@ -281,7 +281,7 @@ def test_a_run_prints_the_ledger_and_the_rounds_an_outer_iteration(command: Comm
     outcome = command("run", *sets(*DIGITS), "--out", tmp_path / "run", "--log", "tensorboard")
     assert outcome.code == 0, outcome.err
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([LOCK, *FILES, "tensorboard"])
-    assert "rounds an outer iteration: 5\n" in outcome.out
+    assert "rounds per outer iteration: 5\n" in outcome.out
     assert "2 outer iterations, 10 rounds" in outcome.out
     for step in ("gradients", "lower_steps", "hypergradient", "upper_steps", "all"):
         assert f"│ {step} " in outcome.out
@@ -323,7 +323,7 @@ def test_a_run_with_steps_of_each_client_prints_its_end_too(command: Command, tm
     steps = f"algorithm.upper_steps=[{', '.join(['1'] * 10)}]"
     outcome = command("run", *sets(*DIGITS, steps, "stop.rounds=5"), "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    assert "rounds an outer iteration: 5" in outcome.out
+    assert "rounds per outer iteration: 5" in outcome.out
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -228,7 +228,7 @@ def test_the_command_runs_it_all(tmp_path: Path) -> None:
         finally:
             running.terminate()  # it ends the federation that it started
     assert running.returncode == 0, complaints
-    assert "rounds an outer iteration: 5" in out and "test accuracy" in out
+    assert "rounds per outer iteration: 5" in out and "test accuracy" in out
     assert {"history.jsonl", "summary.json", "curve.png", "federation.json"} <= {
         f.name for f in (tmp_path / "run").iterdir()
     }

@@ -67,7 +67,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.12)
-    axes.set_xlabel("seconds an outer iteration (median of interleaved repeats, logarithmic)")
+    axes.set_xlabel("seconds per outer iteration (median of interleaved repeats, logarithmic)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper left", ncols=len(CONTESTANTS), fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)

@@ -13,14 +13,14 @@ from .shared import out, say
 
 def bench_command(
     cases: Annotated[
-        list[str] | None, typer.Option("--case", metavar="NAME", help="One case; may be given again.")
+        list[str] | None, typer.Option("--case", metavar="NAME", help="A case; may be repeated.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every case: about ten minutes.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Show the names of the cases and end.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", help="Where bench.json and bench.png go.")] = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="Time for a case's interleaved repeats.")] = 25.0,
 ) -> None:
-    """One outer iteration beside its floor and beside PyTorch, measured in turn in one run."""
+    """Measure one outer iteration beside its floor and beside PyTorch, in turn in one run."""
     # The benchmark imports Matplotlib, which the start of every other command should not wait for.
     from ..bench import CASES, STANDARD, bench, profile_table, ratio_table
 

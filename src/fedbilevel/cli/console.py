@@ -87,7 +87,7 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     """Yield the name and value of every number in a record of the history.
 
     A number in a nested mapping has the joined keys as its name, such as `rejected/reason/no answer`. Values
-    that are not numbers are left out.
+    that are not numbers are excluded.
     """
     for key, value in record.items():
         if isinstance(value, Mapping):

@@ -17,13 +17,13 @@ data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, and s
 
 @data_app.command("list")
 def data_list() -> None:
-    """The data sets, and which are in the cache."""
+    """List the data sets, and which of them are in the cache."""
     out.print(data_room.dataset_table())
 
 
 @data_app.command("fetch")
 def data_fetch(
-    name: str, force: Annotated[bool, typer.Option("--force", help="Fetch again, whatever is there.")] = False
+    name: str, force: Annotated[bool, typer.Option("--force", help="Fetch again, even if it is there.")] = False
 ) -> None:
     """Fetch a data set into the cache and verify it."""
     folder = data_room.fetch(name, force=force)
@@ -37,7 +37,7 @@ def data_show(
     sets: Sets = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as PNG or SVG.")] = None,
 ) -> None:
-    """How a spec splits its data across clients: a table, and a picture of the labels."""
+    """Show how a spec splits its data across clients: a table, and a picture of the labels."""
     chosen = load_spec(spec, sets or [])
     settings = chosen.data
     if settings.name == data_room.GENERATED:

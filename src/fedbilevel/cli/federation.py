@@ -23,7 +23,7 @@ def site_command(
     kit: Annotated[Path | None, typer.Option("--kit", help="The site's kit, as provisioned.")] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Load everything once before joining.")] = True,
 ) -> None:
-    """Take part in a federation with data of one's own; without --kit, only check that they load."""
+    """Take part in a federation with your own data; without --kit, only check that they load."""
     if check or kit is None:
         made = load_site(site)
         p, q = made.problem.size_x, made.problem.size_y
@@ -32,7 +32,7 @@ def site_command(
         )
         if made.privacy is not None:
             limit = "no limit" if made.privacy.limit is None else f"epsilon at most {made.privacy.limit:g}"
-            say(f"what leaves the site is clipped and has noise {made.privacy.noise:g}; {limit}")
+            say(f"what the site sends is clipped and has noise {made.privacy.noise:g}; {limit}")
     if kit is not None:
         join(site, kit)
 
@@ -53,13 +53,13 @@ def federate_command(
     work: Annotated[
         Path | None, typer.Option("--work", help="Keep kits and logs of simulated sites here.")
     ] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Failed jobs after which another goes on.")] = 5,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a failed job is followed by another.")] = 5,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a site has for a step.")] = 600.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no tables.")] = False,
 ) -> None:
-    """Run a spec on a real federation: sites that keep their data, and send vectors."""
+    """Run a spec on a real federation, whose sites keep their data and send only vectors."""
     need_flare()
     folder = run_folder(folder)
     if (kit is None) == (simulate is None):

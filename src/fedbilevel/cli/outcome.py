@@ -39,7 +39,7 @@ def show(spec: Spec, result: Result) -> None:
         )
     out.print(ledger_table(summary))
     if summary["iterations"]:
-        say(f"rounds an outer iteration: {summary['rounds'] / summary['iterations']:g}")
+        say(f"rounds per outer iteration: {summary['rounds'] / summary['iterations']:g}")
     if result.folder is not None:
         say(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/")
 

@@ -24,22 +24,22 @@ def run_command(
     spec: SpecFile = None,
     sets: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     log: Annotated[str | None, typer.Option(help="Also log to: tensorboard.")] = None,
     print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
     or_digits: Annotated[
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no tables.")] = False,
     chaos: Annotated[
-        Path | None, typer.Option("--chaos", metavar="FILE", help="Faults on purpose, as this TOML says.")
+        Path | None, typer.Option("--chaos", metavar="FILE", help="Inject the faults that this TOML sets.")
     ] = None,
     on_divergence: Annotated[
         str, typer.Option(help="stop, or restart: go back and halve the step size that is likely to blame.")
     ] = "stop",
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="One of several processes of a run; see docs/scale.md.")
+        bool, typer.Option("--distributed", help="Join a run of several processes; see docs/scale.md.")
     ] = False,
 ) -> None:
     """Run a spec into a folder: history, summary, checkpoint and curve."""

@@ -27,14 +27,14 @@ def reproduce_command(
         "results"
     ),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every run.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version; what it writes says so.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version; its results say so.")] = False,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Run this share of the rounds.")] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
     runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
         "runs/studies"
     ),
 ) -> None:
-    """Run what is missing of the paper's tables and figures, and set ours beside theirs."""
+    """Do the missing runs of the paper's tables and figures, and write ours beside the paper's."""
     chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
     if quick or share < 1:
         chosen = [study.shortened(QUICK if quick else share) for study in chosen]
@@ -69,7 +69,7 @@ def theory_command(
     folder: Annotated[Path | None, typer.Option("--out", help="Also run the study of the bounds.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version of the study.")] = False,
 ) -> None:
-    """Every constant of the paper for a quadratic problem; with --out, measured beside the bounds.
+    """Print every constant of the paper for a quadratic problem; with --out, also measure and compare the bounds.
 
     The problem, N and λ are those of the spec; problem.name=quadratic is set unless the spec has it.
     """
