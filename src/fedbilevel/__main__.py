@@ -2,5 +2,5 @@
 
 from .cli import main
 
-if __name__ == "__main__":  # a site imports modules whose steps it is asked for; this one must do nothing then
+if __name__ == "__main__":  # A site imports the modules of the steps that it runs; that must not start a command.
     main()

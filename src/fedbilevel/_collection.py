@@ -1,4 +1,4 @@
-"""The collection of replies: one call goes out, valid replies are gathered, the others are counted and named."""
+"""The collection of replies: one call is sent, valid replies are aggregated, and the others are counted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .rng import Kind
 from .steps import Form, PerClient
 
 Weighting = Literal["uniform", "samples"]
-NAMED = 3  # clients whose reasons an error spells out
+NAMED = 3  # An error spells out the reasons of this many clients.
 
 
 @dataclass
 class Collection:
-    """One call to a cohort, and what has come of it so far.
+    """One call to a cohort, and its replies so far.
 
-    wanted    how many valid replies are enough
-    fewest    how many are needed
+    wanted    the number of valid replies that is enough
+    fewest    the number of valid replies that is needed
     """
 
     engine: Engine
@@ -40,15 +40,15 @@ class Collection:
     account: Account
     wanted: int
     fewest: int
-    well: set[int] = field(default_factory=set)  # whose replies count
-    badly: set[int] = field(default_factory=set)  # who committed an offence
+    well: set[int] = field(default_factory=set)  # the clients whose replies count
+    badly: set[int] = field(default_factory=set)  # the clients that committed an offence
     reasons: dict[int, Reason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.expected: Expected = expect(self.call, self.engine.problem)
 
     def collect(self) -> Any:
-        """Ask the cohort, and ask those without a valid reply again if the policies say so."""
+        """Ask the cohort, and ask clients without a valid reply again if the policies say so."""
         start = time.perf_counter()
         for attempt in range(self.policies.retries + 1):
             asked = tuple(c for c in self.call.clients if c not in self.well)
@@ -64,7 +64,7 @@ class Collection:
         return self.gathered.value
 
     def _ask(self, call: Call) -> None:
-        """Run the step on the clients of a call, and gather what is valid."""
+        """Run the step on the clients of a call, and aggregate the valid replies."""
         account, ledger = self.account, self.ledger
         account.bytes_down += len(call.clients) * payload(call.arrays)
         account.bytes_down += sum(len(h.missing) * payload(h.value) for h in call.held.values())
@@ -84,7 +84,7 @@ class Collection:
             self.reasons.update(refused)
 
     def _gather(self, replies: Replies) -> Iterator[tuple[int, Reason]]:
-        """Add what is valid, until there is enough; whose reply was not used, and why."""
+        """Add valid replies until there are enough; yield the clients with invalid replies and the reasons."""
         while replies.clients and self.gathered.count < self.wanted:
             part, replies = replies.split(self.wanted - self.gathered.count)
             rejected = self.gathered.add(part, self._weights(part.clients))
@@ -93,7 +93,7 @@ class Collection:
         self.account.surplus += len(replies.clients)
 
     def _refusal(self, call: Call, replies: Replies) -> Reason | None:
-        """Why replies are not used, if they are not."""
+        """The reason why replies are not used, or None."""
         if not replies.clients:
             return None
         if self.policies.deadline is not None and replies.delay > self.policies.deadline:
@@ -120,13 +120,13 @@ class Collection:
 
 
 def _row_bytes(rows: PerClient, client: int) -> int:
-    """The payload of a client's own row, which is sent as float32; a number is none."""
+    """The payload bytes of a client's own row, which is sent as float32. A single number is not payload."""
     row = np.asarray(rows.values[client])
     return 4 * row.size if row.ndim else 0
 
 
 def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
-    """Why stacked replies do not have the fields, shapes and type that the step returns, if they do not."""
+    """The reason why stacked replies do not have the fields, shapes and types that the step returns, or None."""
     fields = replies.reply._asdict() if hasattr(replies.reply, "_asdict") else {}
     if fields.keys() != call.step.reply.keys():
         return Reason(Fault.MISFIT, f"fields {sorted(fields)} instead of {sorted(call.step.reply)}")
@@ -134,7 +134,7 @@ def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
     if there.keys() != expected.fields.keys():
         return Reason(Fault.MISFIT, f"values for {sorted(there)} instead of {sorted(expected.fields)}")
     for name, value in there.items():
-        stack = call.step.reply[name].form is Form.YY  # of any number of matrices
+        stack = call.step.reply[name].form is Form.YY  # a stack of any number of matrices
         shape, wanted = value.shape[1:], expected.fields[name]
         if (shape[1:], len(shape)) != (wanted[1:], len(wanted)) if stack else shape != wanted:
             return Reason(Fault.MISFIT, f"{name} has shape {shape} instead of {wanted}", name)

@@ -2,11 +2,12 @@
 
     f_x = ∇_x f_i    f_y = ∇_y f_i    g_y = ∇_y g_i    g_yy v = ∇²_y g_i v    g_xy v = ∇_x∇_y g_i v
 
-No matrix is formed: g_yy v is forward over reverse, g_xy v the x-gradient of the derivative of g_i along v.
+No matrix is formed: g_yy v is forward over reverse mode, and g_xy v is the x-gradient of the derivative of g_i
+along v.
 
-With `embed`, what depends on the held x alone is computed once: the features of all rows and the pullback of
-`embed` (its vector-Jacobian product with the forward pass stored). Every y-derivative then works on stored
-features, and each x-derivative on all rows at the held x costs one product instead of a forward and a
+With `embed`, everything that depends only on the held x is computed once: the features of all rows and the
+pullback of `embed` (its vector-Jacobian product with the forward pass stored). Every y-derivative then works on
+stored features, and each x-derivative on all rows at the held x costs one product instead of a forward and a
 backward pass.
 """
 
@@ -28,7 +29,7 @@ PyTree = Any
 
 
 class Losses(Protocol):
-    """The two losses at flat vectors, and what of them depends on x and the inputs alone."""
+    """The two losses at flat vectors, and the features, which depend only on x and the inputs."""
 
     @property
     def embed(self) -> Any: ...
@@ -46,7 +47,7 @@ class Embedded(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client computes once when it gets a new x."""
+    """The values that a client computes once for a new x."""
 
     lower: Embedded
     upper: Embedded
@@ -58,7 +59,7 @@ def remember(problem: Losses, x: Array, data: Arrays) -> Memory | None:
 
 
 def _embedded(problem: Losses, x: Array, part: PartArrays) -> Embedded:
-    """Features and pullback. A forward pass that takes more than four times the inputs to store is redone."""
+    """Features and pullback. A forward pass is not stored, but redone, if it takes over four times the inputs."""
 
     def embed(v: Array) -> PyTree:
         return problem.features(v, part.inputs)
@@ -75,7 +76,7 @@ def _nbytes(tree: PyTree) -> int:
 class JaxOracle:
     """The derivatives of one client's losses at the vectors it holds, by JAX.
 
-    What is stored is used when the x of a derivative is the held one itself, `c.x`.
+    Stored features are used if the x of a derivative is the held `c.x` itself.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class JaxOracle:
         return self._held[name]
 
     def own(self, name: str, default: PyTree) -> PyTree:
-        """What an earlier step returned as the `Own` field of this name; the default before there was one."""
+        """The `Own` field of this name that an earlier step returned, or the default if there is none yet."""
         return recall(self._kept, name, default)
 
     def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
@@ -154,7 +155,7 @@ class JaxOracle:
         return loss
 
     def _point(self, part: PartName, rows: Draw, at: Array | None = None) -> tuple[Array, PyTree]:
-        """x and the features of the rows at it: the stored ones at the held x."""
+        """x, and the features of the rows at x; at the held x these are the stored features."""
         x = self.x if at is None else at
         if self._memory is not None and x is self.x:
             return x, _take(getattr(self._memory, part).features, rows)

@@ -1,4 +1,4 @@
-"""When a run has diverged, which setting is likely to blame, and what to try instead."""
+"""Detection of divergence, the setting that is likely to blame, and advice on what to try instead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from .errors import Diverged
 
-EXPLODED = 1e6  # a loss that is so many times its first value, or 1 if that is less, will not come back
-SUSPECTS = {  # what is not finite any more, and the step size that is likely too large
+EXPLODED = 1e6  # A run has diverged if a loss exceeds this multiple of max(|its first value|, 1).
+SUSPECTS = {  # the vector or loss that is no longer finite, and the step size that is likely too large
     "lower_loss": "beta",
     "q": "beta",
     "y": "beta",
@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Restart(NamedTuple):
-    """One time that a run went back to its last good state with a smaller step."""
+    """One return of a run to its last good state, with a smaller step size."""
 
     iteration: int
     setting: str
@@ -34,7 +34,7 @@ class Restart(NamedTuple):
 
 
 def check_losses(record: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Raise `Diverged` if a loss is not finite, or exploded since the first evaluation."""
+    """Raise `Diverged` if a loss is not finite, or has exploded since the first evaluation."""
     for loss in ("upper_loss", "lower_loss"):
         value, start = record[loss], first[loss]
         if start is None:  # not measured, as in a private run
@@ -53,7 +53,7 @@ def suspect(algorithm: Any, error: Diverged) -> tuple[str, float] | None:
 
 
 def advice(algorithm: Any, error: Diverged) -> str:
-    """What to try, as a sentence."""
+    """A sentence on what to try."""
     found = suspect(algorithm, error)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Client steps for measurement: run by `fed.probe`, billed apart from the algorithm."""
+"""Client steps for measurement. They are run by `fed.probe` and billed separately from the algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods without a server: every client works for itself, and exchanges vectors with its neighbours."""
+"""Methods without a server: every client works locally and exchanges vectors with its neighbours."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Agents:
         return len(self._fed.clients)
 
     def each(self, step: Step[Any, R], **arguments: Any) -> R:
-        """Run `step` on every client and keep the replies apart, one row each. It is work without communication.
+        """Run `step` on every client without communication; the result has one row for each client's reply.
 
-        A reply that is not valid raises, as no other client can stand in for it. The samples have addresses of
-        their own, which no other work and no round shares.
+        A reply that is not valid raises, because no other client can replace it. The samples have their own
+        addresses, which they share with no other work and no round.
         """
         fed, ledger = self._fed, self._fed.ledger
         call = fed.call(Kind.LOCAL, step, fed.clients, arguments)
@@ -59,9 +59,9 @@ class Agents:
         return rows[0] if len(rows) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *rows)
 
     def exchange(self, name: str, weights: np.ndarray, **rows: Array) -> dict[str, Array]:
-        """One round of gossip: client i sends its rows to its neighbours and mixes: v_i ← Σ_j w_ij v_j.
+        """One round of gossip: client i sends its rows to its neighbours and mixes v_i ← Σ_j w_ij v_j.
 
-        It is booked under `name` as one round. Each vector is billed once for every neighbour it goes to.
+        It is booked under `name` as one round. Each vector is billed once for every neighbour that receives it.
         """
         start = time.perf_counter()
         account = self._fed.ledger.steps.setdefault(name, Account())
@@ -76,7 +76,7 @@ class Agents:
         return mixed
 
     def _received(self, name: str, weights: np.ndarray, account: Account) -> np.ndarray:
-        """The weights of what arrives. In the place of a message that does not arrive a client takes its own."""
+        """The weights of the messages that arrive. A client replaces a message that is lost by its own row."""
         fed = self._fed
         faults = fed.engine.capabilities.link_faults
         if faults is None:

@@ -23,6 +23,6 @@ class Batch(NamedTuple):
     features: PyTree
 
     def mean(self, values: Array) -> Array:
-        """Σ_r w_r v_r / Σ_r w_r over the rows r; zero when there are none."""
+        """Σ_r w_r v_r / Σ_r w_r over the rows r; zero if there are no rows."""
         total = jnp.sum(self.weights)
         return jnp.tensordot(self.weights, values, axes=1) / jnp.where(total > 0, total, 1.0)

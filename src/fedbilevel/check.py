@@ -1,8 +1,8 @@
-"""`check(problem, data)`: is a new problem's every derivative what the losses say?
+"""`check(problem, data)` tests whether every derivative of a new problem agrees with its losses.
 
-The first tool for a problem of one's own. Each derivative that the oracle gives is compared with central
-finite differences of the losses along random directions, g_yy is tested for symmetry, the stored embedding
-against the live one, and the losses for being blind to padding.
+It is the first tool for the user's own problem. Each derivative that the oracle gives is compared with central
+finite differences of the losses along random directions. g_yy is tested for symmetry, the stored embedding is
+compared with a fresh one, and the losses must not depend on padding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALL = Draw(None, None)
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: the largest relative error seen, and how large it may be."""
+    """One comparison: the largest relative error found, and the largest that is allowed."""
 
     name: str
     compared_with: str
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings; prints as a table."""
+    """All findings. The report prints as a table."""
 
     findings: tuple[Finding, ...]
 
@@ -79,8 +79,8 @@ def check(
 ) -> Report:
     """Compare every derivative with finite differences on one client's data, at a point near the start.
 
-    Differences are taken in float64 on the losses, so what is left is the float32 of the derivatives and the
-    curvature. A kink (ReLU, abs) close to the point can make a difference wrong where the derivative is
+    The differences of the losses are in float64, so the remaining errors come from the float32 derivatives and
+    from curvature. A kink (ReLU, abs) close to the point can make a difference wrong although the derivative is
     right.
     """
     if not isinstance(problem, Problem):
@@ -151,7 +151,7 @@ class _Derivatives(NamedTuple):
 
 
 def _derivatives(problem: Problem, x: Array, y: Array, v: Array, data: Arrays, stored: bool) -> _Derivatives:
-    """Everything the oracle gives, in the float32 of a run, as float64 numbers."""
+    """All derivatives of the oracle, computed in float32 as in a run, and returned as float64."""
 
     @jax.jit
     def compute(x: Any, y: Any, v: Any, data: Arrays) -> _Derivatives:
@@ -210,7 +210,7 @@ def _dots(a: Array, b: Array) -> Array:
 
 
 def _worst(got: Any, expected: Any, vector: Array) -> float:
-    """The largest error relative to the number, or to a typical component where the number is small."""
+    """The largest error relative to the number, or to a typical component if the number is small."""
     got, expected = np.asarray(got), np.asarray(expected)
     typical = np.linalg.norm(vector) / np.sqrt(vector.size)
     return float(np.max(np.abs(got - expected) / np.maximum(np.maximum(np.abs(expected), typical), 1e-12)))

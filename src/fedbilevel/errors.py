@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 
 class FedBilevelError(Exception):
-    """Everything this library raises on purpose; `exit_code` is what the command line ends with."""
+    """The base of all errors that this library raises on purpose; `exit_code` is the command line's."""
 
     exit_code = 1
 
@@ -50,11 +50,11 @@ class DataUnavailable(FedBilevelError):
 
 
 class CheckpointError(FedBilevelError):
-    """A checkpoint or a history that is not as it was written, or is another run's."""
+    """A checkpoint or a history that is not as it was written, or that belongs to another run."""
 
 
 class StorageError(FedBilevelError):
-    """The run folder could not be written in the middle of a run; what was written before is whole."""
+    """The run folder could not be written in the middle of a run; files that were written before are intact."""
 
 
 class StepError(FedBilevelError):
@@ -68,8 +68,8 @@ class TooFewReplies(FedBilevelError):
 class Diverged(TooFewReplies):
     """Replies or losses that are not finite, or explode.
 
-    fields   the vectors, or losses, that did
-    numbers  the step sizes of the round in which they did
+    fields   the vectors or losses that are not finite or explode
+    numbers  the step sizes of the round in which they occurred
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The federation: a cohort, the vectors that it holds, and rounds.
 
-One call of `round` is one communication round: vectors go down to the cohort, a client step runs on each, the
-mean of the valid replies comes back. `2N+3` comes out of the ledger; nobody writes it down. `agents.py` has the
-rounds of methods without a server.
+One call of `round` is one communication round: vectors are sent to the cohort, each client runs a step, and the
+mean of the valid replies comes back. The number of rounds, such as 2N+3, is measured by the ledger and never
+written by hand. `agents.py` has the rounds of methods without a server.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .steps import Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
-# Versions of held vectors. They never repeat, so federations that share an engine do not take one another's.
+# Versions of held vectors. They never repeat, so federations that share an engine do not confuse their vectors.
 _versions = itertools.count()
 
 
 @dataclass
 class _Shelf:
-    """What the server has given out to hold, and which clients have it."""
+    """A vector that the server gave clients to hold, and the clients that have it."""
 
     version: int
     value: Array
@@ -45,7 +45,7 @@ class _Shelf:
 
 
 class Books(Protocol):
-    """What books the uploads of a federation under privacy; `privacy.Accountant` is one."""
+    """Books the uploads of a private federation; `privacy.Accountant` implements it."""
 
     def book(self, releases: Counter[Release], clients: tuple[int, ...], before: int, uploads: int) -> None: ...
 
@@ -53,14 +53,14 @@ class Books(Protocol):
 class Federation:
     """A server's view of its clients.
 
-    engine       what runs the clients
+    engine       the engine that runs the clients
     seed         the root of every random address: cohorts, samples, the algorithm's own choices
-    min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of those asked
-    policies     what is tolerated: deadline, retries, more clients asked than needed, exclusion
-    weighting    the mean over clients is uniform, as in the paper, or by the number of their samples
-    gather       makes what puts the replies of a round together; by default the mean
-    accountant   books what is uploaded under privacy; by default nothing does
-    ledger       the books to go on with, when a run is resumed
+    min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of the clients asked
+    policies     what is tolerated: deadline, retries, oversampling, exclusion
+    weighting    the mean over clients is uniform, as in the paper, or weighted by their number of samples
+    gather       makes the accumulator of a round's replies (default: the mean)
+    accountant   books the uploads of a private federation (default: no accountant)
+    ledger       the ledger to continue with, if a run is resumed (default: a new one)
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class Federation:
     ) -> None:
         self.engine, self.seed = engine, seed
         self.ledger = Ledger() if ledger is None else ledger
-        self.clients: Sequence[int] = range(engine.clients.count)  # not a tuple: a million of them cost nothing
+        self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
         self._min_replies, self._weighting = min_replies, weighting
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
-        self._wanted: int | None = None  # replies that are enough; None means all of them
+        self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
-        self._uploads = 0  # vectors that a client of this cohort has uploaded
+        self._uploads = 0  # the number of vectors that a client of this cohort has uploaded
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
     def cohort(self, participation: int | float) -> Federation:
-        """This federation with a random part of its clients: a number of them, or a share as a float.
+        """This federation with a random part of its clients: a number of clients, or a share as a float.
 
-        It shares the ledger and what clients hold. The choice is drawn at (seed, "cohort", rounds so far).
+        It shares the ledger and the held vectors. The choice is drawn at (seed, "cohort", rounds so far).
         """
         count = cohort_size(participation, len(self.clients))
         view = copy.copy(self)
@@ -115,40 +115,41 @@ class Federation:
         return rng.generator(self.seed, name, self.ledger.rounds)
 
     def hold(self, **vectors: Array) -> None:
-        """Give clients vectors to keep. They ride on the next round a client is in, once for each client."""
+        """Give clients vectors to hold. Each client is sent them once, with the next round that includes it."""
         for name, value in vectors.items():
             self._shelves[name] = _Shelf(next(_versions), value, set())
 
     def release(self, *names: str) -> None:
-        """Let clients forget vectors that they hold; it costs nothing."""
+        """Let clients forget vectors that they hold. This costs nothing."""
         for name in names:
             del self._shelves[name]
 
     def settle(self) -> None:
-        """Say that everything so far is in a checkpoint: clients need not keep older states of their own."""
+        """Note that everything so far is in a checkpoint, so clients need not keep older states."""
         self._settled[0] = self.ledger.clock
 
     def round(self, step: Step[Any, R], **arguments: Any) -> R:
         """One communication round: run `step` on the cohort and return the mean of the valid replies.
 
-        With another aggregator it is that rule's value. The rule sees each field on its own, and for a `Next`
-        field it sees the differences to the vector that the clients were given.
+        With another aggregator, the result is that of its rule. The rule is given each field separately, and for a
+        `Next` field the differences to the vector that the clients were given.
 
         The step's annotations say what is done with an argument. Vectors are sent down and billed, numbers are
-        sent down, samples are drawn by each client, and `PerClient` sends each client its own value.
+        sent down but not billed, samples are drawn by each client, and `PerClient` sends each client its own
+        value.
         """
         held = {
             name: Held(shelf.version, shelf.value, tuple(c for c in self.clients if c not in shelf.holders))
             for name, shelf in self._shelves.items()
         }
         call = self.call(Kind.ROUND, step, self.clients, arguments, held)
-        _ = call.before  # raises if a vector is missing, also where nobody takes the differences
+        _ = call.before  # raises if a vector is missing, even if the differences are not used
         account = self.ledger.steps.setdefault(step.name, Account())
         collection = self._collection(call, account, self._gather(call))
         try:
             return collection.collect()
         finally:
-            for name in call.held:  # a client without a valid reply may not have what was sent
+            for name in call.held:  # a client without a valid reply may not have received the vectors
                 self._shelves[name].holders.update(collection.well)
             if call.keeps and self.engine.capabilities.states is None:
                 self.ledger.keepers.update(dict.fromkeys(collection.well, call.clock))
@@ -158,7 +159,7 @@ class Federation:
                 self._uploads += uploads
 
     def probe(self, step: Step[Any, R], clients: Sequence[int] | None = None, **arguments: Any) -> R:
-        """As `round`, for a measurement: billed apart, on any clients, without touching what they hold or keep."""
+        """Like `round`, for a measurement on any clients: it is billed separately and leaves clients unchanged."""
         chosen = self.clients if clients is None else clients
         call = self.call(Kind.PROBE, step, chosen, arguments)
         account = self.ledger.probes.setdefault(step.name, Account())
@@ -172,7 +173,7 @@ class Federation:
         arguments: dict[str, Any],
         held: dict[str, Held] | None = None,
     ) -> Call:
-        """A call of a step; all addresses of randomness at clients are made here."""
+        """Make a call of a step. All addresses of randomness at clients are made here."""
         ledger = self.ledger
         address = Address(self.seed, kind, ledger.local if kind is Kind.LOCAL else ledger.rounds)
         dated = dict(clock=ledger.clock, settled=self._settled[0], kept=ledger.keepers)
@@ -194,12 +195,12 @@ class Federation:
 
 
 def needed(min_replies: int | float, asked: int) -> int:
-    """How many valid replies a round with so many clients needs: a number, or a share of them."""
+    """How many valid replies a round needs: `min_replies`, or as a float a share of the clients asked."""
     return min_replies if isinstance(min_replies, int) else max(1, round(min_replies * asked))
 
 
 def cohort_size(participation: int | float, clients: int) -> int:
-    """How many clients a participation means: a whole number is a count, a float a share, at least one."""
+    """The size of a cohort: an integer participation is a count, a float is a share; it is at least one."""
     if isinstance(participation, int):
         if not 1 <= participation <= clients:
             raise SettingsError(

@@ -16,7 +16,7 @@ BY: tuple[By, ...] = ("reason", "client")
 
 
 class Event(NamedTuple):
-    """What happened to a reply of a client, in a step."""
+    """An event of a client's reply in a step, such as the reason why it was rejected."""
 
     client: int
     step: str
@@ -24,7 +24,7 @@ class Event(NamedTuple):
 
 
 class Exclusion(NamedTuple):
-    """A client that is not asked from one round until another."""
+    """A client that is excluded from one round until another."""
 
     client: int
     round: int
@@ -35,8 +35,8 @@ class Exclusion(NamedTuple):
 class Account:
     """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars.
 
-    `wire_up` and `wire_down` are the bytes of whole messages, as measured by an engine that sends them; `retries`
-    the clients asked again, `surplus` the replies that came after enough others.
+    `wire_up` and `wire_down` are the bytes of whole messages, as measured by an engine that sends messages.
+    `retries` counts the clients asked again, and `surplus` the replies that came after enough others.
     """
 
     rounds: int = 0
@@ -50,22 +50,23 @@ class Account:
     surplus: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """The account as JSON values; without what few rounds have, where there is none of it."""
+        """The account as JSON values. The entries that most rounds do not have are omitted if they are zero."""
         values = dataclasses.asdict(self)
         return {k: v for k, v in values.items() if v or k not in ("wire_up", "wire_down", "retries", "surplus")}
 
 
 @dataclass
 class Ledger:
-    """Rounds, payload bytes and seconds by the name of the step; probes are booked apart.
+    """Rounds, payload bytes and seconds by the name of the step. Probes are booked separately.
 
-    rejected     counts the replies that were not used, by client, step and reason
-    injected     counts the faults made on purpose, in the same way
-    releases     has what privacy is charged for
-    exclusions   lists which clients were excluded, and `conduct` has who is close to it
-    local        counts the calls in which clients worked for themselves
-    keepers      has the clients elsewhere that keep a state, with its clock, so that a loss can be noticed
-    forgotten    counts how often each of those clients lost its state
+    rejected     the number of replies that were not used, by client, step and reason
+    injected     the number of injected faults, in the same way
+    releases     the uploads that privacy is charged for
+    exclusions   the clients that were excluded
+    conduct      the clients that are excluded or close to it
+    local        the number of calls in which clients worked locally
+    keepers      the remote clients that keep a state, with its clock, so that a loss can be noticed
+    forgotten    how often each of those clients lost its state
     """
 
     steps: dict[str, Account] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Ledger:
 
     @property
     def clock(self) -> int:
-        """How many calls the algorithm has made: rounds, and work without communication."""
+        """The number of calls that the algorithm has made: rounds, and work without communication."""
         return self.rounds + self.local
 
     @property
@@ -101,7 +102,7 @@ class Ledger:
         return sum(a.seconds for a in self.steps.values())
 
     def to_mapping(self) -> dict[str, Any]:
-        """The ledger as JSON values, and `from_mapping` the way back."""
+        """The ledger as JSON values; the inverse is `from_mapping`."""
         books = {"steps": self.steps, "probes": self.probes}
         mapping: dict[str, Any] = {
             book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
@@ -138,7 +139,7 @@ class Ledger:
 
 
 def _nested(events: Mapping[Event, int]) -> dict[str, Any]:
-    """Counts of events as JSON: by step, then by client, then by what happened."""
+    """Counts of events as JSON values: by step, then by client, then by event."""
     made: dict[str, Any] = {}
     for event, count in events.items():
         made.setdefault(event.step, {}).setdefault(str(event.client), {})[event.what] = count
@@ -153,7 +154,7 @@ def _events(nested: Mapping[str, Any]) -> Iterable[tuple[Event, int]]:
 
 
 def counted(events: Mapping[Event, int], by: By) -> dict[str, int]:
-    """Counts such as `rejected`, added up by client or by reason."""
+    """Counts such as `rejected`, summed by client or by reason."""
     found: Counter[str] = Counter()
     for event, count in events.items():
         found[str(event.client) if by == "client" else event.what] += count

@@ -1,9 +1,9 @@
 """Models in two halves: the body is the upper variable, the head the lower one.
 
-Convolutions are written as a matrix times patches. With one kernel for each client, as local steps give, that is
-several times faster on a CPU than `lax.conv`; on other devices the compiler sees plain matrix products. Inside the
-convolutional part the rows of the batch are the last axis: shifts, activations and pooling then run along
-contiguous memory, and the products are wide instead of tall, several times faster again.
+Convolutions are written as a matrix times patches. After local steps each client has its own kernel, and then this
+is several times faster on a CPU than `lax.conv`; on other devices the compiler sees plain matrix products. Inside
+the convolutional part the rows of the batch are the last axis. Shifts, activations and pooling then run along
+contiguous memory, and the products are wide instead of tall, which is several times faster again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .errors import SettingsError
 
 ModelName = Literal["mlp", "cnn"]
 Shape = tuple[int, int, int]
-NOBODY = 4  # no place of a square is positive
-BLOCK = 1_300_000  # numbers in the patches that are made at once: they stay in the caches, twice as fast
-LANES = 16  # rows side by side in a vector register
+NOBODY = 4  # the winner of a square without a positive place
+BLOCK = 1_300_000  # numbers in the patches made at once; these stay in the caches, which is twice as fast
+LANES = 16  # the number of rows side by side in a vector register
 
 
 class TwoHalves(NamedTuple):
@@ -36,7 +36,7 @@ class TwoHalves(NamedTuple):
 
 
 class Dense(eqx.Module):
-    """Fully connected layers with ReLU between them, and after the last when `activate_last`."""
+    """Fully connected layers with ReLU between them, and after the last one if `activate_last`."""
 
     layers: tuple[eqx.nn.Linear, ...]
     activate_last: bool = eqx.field(static=True)
@@ -60,11 +60,11 @@ class Dense(eqx.Module):
 def convolve(kernel: Array, images: Array, side: int) -> Array:
     """A square convolution of (channels, height, width, rows) without padding.
 
-    The kernel is (side * side * channels in, channels out). The derivative is written out, since the transpose
-    that JAX finds of cutting patches is a sum of padded copies, four times slower than adding into place.
+    The kernel is (side * side * channels in, channels out). The derivative is written out, because JAX transposes
+    the cutting of patches to a sum of padded copies, which is four times slower than adding into place.
     """
     _, height, width, rows = images.shape
-    out = lax.optimization_barrier(kernel.T) @ _patches(images, side)  # a folded transpose would be slow
+    out = lax.optimization_barrier(kernel.T) @ _patches(images, side)  # folding the transpose would be slow
     return out.reshape(-1, height - side + 1, width - side + 1, rows)
 
 
@@ -82,7 +82,7 @@ convolve.defvjp(_forward, _backward)
 
 
 def _places(images: Array, side: int) -> Iterator[tuple[slice, slice, slice]]:
-    """The parts of images that each entry of a kernel meets."""
+    """The part of the images that each entry of a kernel is multiplied with."""
     height, width = images.shape[1] - side + 1, images.shape[2] - side + 1
     for i, j in itertools.product(range(side), repeat=2):
         yield slice(None), slice(i, i + height), slice(j, j + width)
@@ -107,7 +107,8 @@ def _paste(patches: Array, like: Array, side: int) -> Array:
 def pool(images: Array) -> Array:
     """The largest of every 2 x 2 pixels of (channels, height, width, rows), or zero if it is negative.
 
-    Its derivative keeps one byte a result, the place that won; JAX's own would keep copies of the input.
+    Its derivative keeps one byte for each result, the place of the largest pixel. JAX's own derivative would keep
+    copies of the input.
     """
     return _pool(images)[0]
 
@@ -185,7 +186,7 @@ class LeNetBody(eqx.Module):
 
 
 def _in_blocks(function: Callable[[Array], Array], rows: Array, most: int) -> Array:
-    """function(rows), a block of rows after the other, each a multiple of LANES with rows of zeros to fill up."""
+    """function(rows), block by block. The size of a block is a multiple of LANES, and zeros fill the last one."""
     count = -(-rows.shape[0] // most)
     if count == 1:
         return function(rows)
@@ -196,7 +197,7 @@ def _in_blocks(function: Callable[[Array], Array], rows: Array, most: int) -> Ar
 
 
 def mlp(inputs: int, hidden: int, classes: int, *, key: Array) -> TwoHalves:
-    """inputs-hidden-classes with ReLU. At 784-200-10 the body has 157,000 parameters, the head 2,010."""
+    """A network inputs-hidden-classes with ReLU. In 784-200-10 the body has 157,000 parameters, the head 2,010."""
     body, head = jax.random.split(key)
     return TwoHalves(
         Dense((inputs, hidden), activate_last=True, key=body),

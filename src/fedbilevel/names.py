@@ -1,8 +1,8 @@
-"""Names that a spec may use, and how a name becomes the thing it stands for.
+"""The names that a spec may use, and the objects that they stand for.
 
-Each kind of thing (algorithms, problems, data sets, engines, aggregators) has one table, and everything else about
+Each kind of object (algorithms, problems, data sets, engines, aggregators) has one table. Everything else about
 the names is derived from it: what a spec accepts, what an error suggests, what `--print-spec` lists. An installed
-package adds names by entry points in the group `fedbilevel.KIND`. Whatever has no name can be given by its
+package adds names by entry points in the group `fedbilevel.KIND`. An object without a name can be given by its
 address, `module:attribute`.
 """
 
@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 from .errors import SettingsError, UnknownName
 
 T = TypeVar("T")
-PYTHON = "python"  # the name under which a spec gives an address of its own
+PYTHON = "python"  # the name with which a spec gives an address instead
 
 
 class Names(Mapping[str, T]):
-    """The things of one kind by name: those of this library, and those that installed packages add.
+    """The objects of one kind by name: those of this library, and those that installed packages add.
 
     kind     the plural under which packages add to it, as in the group `fedbilevel.algorithms`
     where    the field of a spec that holds the name, for error messages
-    known    the things of this library
+    known    the objects of this library
     """
 
     def __init__(self, kind: str, where: str, known: Mapping[str, T]) -> None:
@@ -62,7 +62,7 @@ class Names(Mapping[str, T]):
 
 
 def locate(address: Any, where: str, folder: Path | None = None) -> Any:
-    """What stands at `module:attribute`; the module may lie in a folder, else in the working folder."""
+    """The object at `module:attribute`. The module may be in `folder` (default: the working folder)."""
     if not isinstance(address, str):
         raise SettingsError(f"{where} = {address!r} is wrong: write module:attribute")
     module, _, name = address.partition(":")

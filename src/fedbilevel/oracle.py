@@ -1,4 +1,4 @@
-"""What a client step is given of its client: derivatives at flat vectors, what it holds, and what it has kept.
+"""A client as its steps see it: derivatives at flat vectors, held vectors, and kept states.
 
 `Oracle` is the protocol. A problem makes the oracle of its clients (`problem.oracle`), so its derivatives may come
 from JAX (`derivatives.py`, which every `Problem` uses), from another library, or from a closed form.
@@ -38,7 +38,7 @@ class Oracle(Protocol):
         """A vector that the server gave the client to hold, by its name."""
 
     def own(self, name: str, default: PyTree) -> PyTree:
-        """What an earlier step returned as the `Own` field of this name; the default before there was one."""
+        """The `Own` field of this name that an earlier step returned, or the default if there is none yet."""
 
     def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """f_i(x, y; ξ)"""
@@ -63,7 +63,7 @@ class Oracle(Protocol):
 
 
 class PartArrays(NamedTuple):
-    """A part of a client's data, padded to the capacity; the first `rows` of them are real."""
+    """A part of a client's data, padded to the capacity; only the first `rows` rows are real."""
 
     inputs: PyTree
     targets: PyTree
@@ -78,7 +78,7 @@ class Arrays(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """One thing that a client has kept: whether there is any yet, and the arrays of its pytree.
+    """An `Own` field that a client has kept: whether it exists yet, and the arrays of its pytree.
 
     A batch of clients has one structure, so a client that has kept nothing has zeros here, and `known` is False.
     """
@@ -88,7 +88,7 @@ class Kept(NamedTuple):
 
 
 def recall(kept: Mapping[str, Kept], name: str, default: PyTree) -> PyTree:
-    """What is kept under a name, in the structure of the default; the default where nothing is."""
+    """The value kept under a name, in the structure of the default; the default if nothing is kept."""
     if name not in kept:
         return default
     known, stored = kept[name]
@@ -106,7 +106,7 @@ def recall(kept: Mapping[str, Kept], name: str, default: PyTree) -> PyTree:
 
 
 class Shapes:
-    """An oracle with the right shapes and no data, by which the server learns what a step returns."""
+    """An oracle with the right shapes but without data, which tells the server what a step returns."""
 
     def __init__(self, p: int, q: int, held: Mapping[str, Array]) -> None:
         self._x, self._y, self._held = jnp.zeros(p), jnp.zeros(q), held

@@ -1,4 +1,4 @@
-"""What a federation tolerates: how long it waits, whom it asks again, and whom it excludes for a while."""
+"""The policies of a federation: how long it waits, which clients it asks again, and which it excludes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Policies:
 
     deadline           seconds after which a reply is not used; None waits for all replies
     retries            how often clients without a valid reply are asked again within a round
-    oversample         share of clients asked beyond the cohort; the first valid replies are used, and no others
+    oversample         how many more clients are asked, as a share of the cohort; only the first valid replies are
+                       used
     strikes            bad replies in a row after which a client is excluded; None never excludes a client
     exclusion_rounds   for how many rounds it is excluded
     """
@@ -40,8 +41,8 @@ class Policies:
 class Conduct:
     """How often each client answered badly in a row, and until which round clients are excluded.
 
-    Not answering is no offence, and answering nonsense is one. A round without a single valid reply counts against
-    nobody, since the fault is then the server's, such as a step size that is too large.
+    An invalid reply is an offence, and no reply is not. A round without a single valid reply counts against no
+    client, because the fault is then the server's, such as a step size that is too large.
     """
 
     strikes: dict[int, int] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Conduct:
         return set(self.until)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON values, and `from_mapping` the way back."""
+        """The conduct as JSON values; the inverse is `from_mapping`."""
         books = {"strikes": self.strikes, "until": self.until}
         return {name: {str(client): n for client, n in book.items()} for name, book in books.items() if book}
 

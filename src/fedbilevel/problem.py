@@ -33,14 +33,14 @@ Loss = Callable[[Any, Any, Batch], Array]
 
 
 class Flat(NamedTuple):
-    """A group of parameters as one float32 vector, and the way back."""
+    """A group of parameters as one float32 vector, and the function that restores the pytree."""
 
     vector: Array
     restore: Callable[[Array], PyTree]
 
 
 def flatten(tree: PyTree, name: str) -> Flat:
-    """Ravel the floating-point arrays of a pytree; everything else in it stays as it is."""
+    """Ravel the floating-point arrays of a pytree; its other leaves do not change."""
     parameters, rest = eqx.partition(tree, eqx.is_inexact_array)
     if not jax.tree.leaves(parameters):
         raise SettingsError(f"{name} has no floating-point array; give its parameters as jnp arrays")
@@ -50,10 +50,10 @@ def flatten(tree: PyTree, name: str) -> Flat:
 
 
 class BilevelProblem(Protocol):
-    """What engines and algorithms need of a problem. `Problem` is one; a problem of another library is another.
+    """What engines and algorithms need of a problem. `Problem` implements it, and so may another library.
 
-    traceable   whether JAX may trace its oracle, and so compile and batch the clients' steps
-    over        how a simulation serves clients best
+    traceable   whether JAX can trace its oracle, and so compile and batch the clients' steps
+    over        the best way for a simulation to serve clients
     """
 
     @property
@@ -64,11 +64,11 @@ class BilevelProblem(Protocol):
 
     @property
     def flat_x(self) -> Flat:
-        """The initial x as a flat vector, and the way back to the user's structure."""
+        """The initial x as a flat vector, and the function that restores the user's structure."""
 
     @property
     def flat_y(self) -> Flat:
-        """The initial y in the same way."""
+        """The same for the initial y."""
 
     @property
     def size_x(self) -> int: ...
@@ -77,25 +77,26 @@ class BilevelProblem(Protocol):
     def size_y(self) -> int: ...
 
     def remember(self, x: Array, data: Arrays) -> Any:
-        """What a client computes once when it is given a new x to hold; None if there is nothing."""
+        """The values that a client computes once when it is given a new x to hold, or None."""
 
     def oracle(
         self, held: Mapping[str, Array], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
     ) -> Oracle:
-        """The oracle of one client, with what it holds, remembers and has kept."""
+        """The oracle of one client, with the vectors that it holds, its memory and its kept states."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Two losses over two groups of parameters.
 
-    x, y     initial upper and lower parameters: any pytrees, Equinox modules among them
+    x, y     initial upper and lower parameters: any pytrees, including Equinox modules
     lower    lower(x, y, batch) -> g_i, the loss that y solves, on a client's lower rows
     upper    upper(x, y, batch) -> f_i, the loss that x serves, on a client's upper rows
-    embed    embed(x, inputs) -> features: what depends on x alone. The losses then read `batch.features`,
-             and within an outer iteration it is computed once
+    embed    embed(x, inputs) -> features, which do not depend on y. The losses then read `batch.features`, which
+             is computed once in an outer iteration
     metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
-    over     how a simulation serves clients best: "vmap" (batched) or "map" (in turn; convolutions on a CPU)
+    over     the best way for a simulation to serve clients: "vmap" (batched) or "map" (in turn; for convolutions
+             on a CPU)
     """
 
     x: PyTree
@@ -155,9 +156,9 @@ class Problem:
 
 
 class Task(NamedTuple):
-    """What a run works on: a problem, the clients that hold its data, and how its state is measured.
+    """The task of a run: a problem, the clients that hold its data, and a measure of the state.
 
-    `measure(x, y)` gives numbers by name at the server, at no client's cost.
+    `measure(x, y)` gives numbers by name. It is computed at the server and costs the clients nothing.
     """
 
     problem: BilevelProblem
@@ -169,6 +170,6 @@ def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Tas
     """A task measured by the problem's metrics on rows kept at the server."""
     if not isinstance(problem, Problem):
         raise SettingsError("test rows need the metrics of a Problem; give measure(x, y) instead")
-    device = jax.local_devices()[0]  # one, wherever x and y are: several would each measure all of it
+    device = jax.local_devices()[0]  # Only one device measures; several would each measure everything.
     rows, compiled = jax.device_put(test, device), jax.jit(problem.measure)
     return Task(problem, clients, lambda x, y: compiled(*jax.device_put((x, y), device), rows))

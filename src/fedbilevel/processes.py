@@ -1,8 +1,8 @@
-"""Several processes that make one run: how they join, and what they have to agree on.
+"""Several processes that do one run: how they join, and how they agree.
 
-All processes run the same program, each on its own devices (`jax.distributed`). Arithmetic at the server is
-repeated by all of them and comes out the same. What need not be the same, a clock or a file, is taken from the
-first process.
+All processes run the same program, each on its own devices (`jax.distributed`). All of them repeat the arithmetic
+of the server and get the same result. Values that may differ between processes, such as clocks and files, are
+taken from the first process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def join() -> None:
-    """Make this process one of several; before anything touches a device.
+    """Make this process one of several. Call it before anything uses a device.
 
-    JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID say which one
-    it is; what is left out is asked from the cluster (Slurm, Open MPI, Kubernetes or TPU), if there is one.
+    The process reads JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. Values that are not set are taken from the cluster (Slurm, Open MPI, Kubernetes or TPU), if
+    there is one.
     """
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
@@ -44,17 +45,17 @@ def join() -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files and talks; true when there is only one."""
+    """Whether this process is the first, which writes files and prints; true if there is only one."""
     return jax.process_index() == 0
 
 
 def are_several() -> bool:
-    """Whether there are other processes than this one."""
+    """Whether there is more than one process."""
     return jax.process_count() > 1
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What `make` gives on the first process, on every process: a JSON value. If it raises there, all raise."""
+    """Call `make` on the first process and return its JSON value on all; if it raises, all processes raise."""
     if jax.process_count() == 1:
         return make()
     error, content = None, b""
@@ -75,7 +76,7 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def arrays_from_first(tree: T) -> T:
-    """A pytree of arrays as the first process has it; shapes are the same on all."""
+    """The first process' value of a pytree of arrays, whose shapes are the same on all processes."""
     return tree if jax.process_count() == 1 else jax.tree.map(jax.numpy.asarray, broadcast_one_to_all(tree))
 
 

@@ -15,15 +15,15 @@ import numpy as np
 
 
 class Kind(Enum):
-    """What a call to clients is for. The value is the word that enters the addresses of its draws."""
+    """The purpose of a call to clients. The value is the word that enters the addresses of its draws."""
 
     ROUND = "round"  # a communication round of the algorithm
     PROBE = "probe"  # a measurement, which the algorithm never sees
-    LOCAL = "local"  # work of the clients for themselves, without a message
+    LOCAL = "local"  # local work of the clients, without a message
 
 
 class Address(NamedTuple):
-    """Where the draws of one call lie. `place` counts the calls of this kind before it."""
+    """The address of the draws of one call. `place` is the number of earlier calls of this kind."""
 
     seed: int
     kind: Kind

@@ -1,4 +1,4 @@
-"""What a process that computes sets before it starts. The command line and the benchmarks do; a script may."""
+"""Settings of the process that make runs faster. The command line and the benchmarks use them; a script may."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # the numbers of glibc's malloc.h
 
 
 def prepare_runtime() -> None:
-    """Two programs at a time, freed memory kept, and compiled programs kept from one start to the next."""
+    """Use two devices, keep freed memory, and keep compiled programs from one start to the next."""
     two_devices()
     keep_memory()
     cache_programs()
 
 
 def two_devices() -> None:
-    """Let JAX see a CPU with several cores as two devices, unless it was told how many.
+    """Let JAX see a CPU with several cores as two devices, unless the number of devices is set already.
 
-    Half of the clients are then served on each: one half computes while the other waits for a sequential part.
+    Each device then serves half of the clients: one half computes while the other waits for a sequential part.
     Matrix products use all cores either way.
     """
     told = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
@@ -34,9 +34,9 @@ def two_devices() -> None:
 def keep_memory() -> None:
     """Let the C library keep freed memory for the next call instead of giving it back to the system.
 
-    glibc returns every block above 32 MiB at once, so each call of a program pays anew for the faults of all
-    the pages it touches: 33 of 35 ms for the patches of one client's first convolution. Elsewhere than on
-    glibc nothing happens.
+    glibc returns every block above 32 MiB at once, so each call of a program pays again for the faults of all the
+    pages that it touches: 33 of 35 ms for the patches of one client's first convolution. Without glibc this does
+    nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -45,7 +45,7 @@ def keep_memory() -> None:
 
 
 def cache_programs() -> None:
-    """Keep compiled programs in the user's cache folder, unless JAX was told of another one."""
+    """Keep compiled programs in the user's cache folder, unless another folder is set for JAX."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache_path("fedbilevel") / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)

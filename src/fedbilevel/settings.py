@@ -1,7 +1,7 @@
-"""Frozen dataclasses whose fields Pydantic checks, with errors that name field, value and remedy.
+"""Frozen dataclasses whose fields Pydantic checks, with errors that name the field, its value and a remedy.
 
 A part of the library that has settings (an algorithm, a problem, a section of the run's spec) is such a
-dataclass: its fields are its settings, and the description of each stands beside it.
+dataclass. Its fields are its settings, and each has its description beside it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .errors import SettingsError
 from .names import PYTHON, Names, address_of, locate
 
 T = TypeVar("T")
-PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # values of TOML that are no names or tables
+PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-Size = Annotated[int, Field(ge=1, le=10**6)]  # of something that is held in memory
+Size = Annotated[int, Field(ge=1, le=10**6)]  # the size of something that is held in memory
 
 
 def about(text: str) -> FieldInfo:
-    """The meaning of a field, for `Annotated[...]`: shown by `fedbilevel run --print-spec`."""
+    """The meaning of a field, for `Annotated[...]`. `fedbilevel run --print-spec` shows it."""
     info: FieldInfo = Field(description=text)
     return info
 
@@ -41,7 +41,7 @@ def about(text: str) -> FieldInfo:
 def settings(cls: type[T]) -> type[T]:
     """Make a class a frozen, keyword-only dataclass that raises `SettingsError` on a wrong value.
 
-    Types are taken strictly, as TOML has them: true is not the number 1, and "5" is not 5.
+    Types are strict, as in TOML: true is not the number 1, and "5" is not 5.
     """
     config = ConfigDict(extra="forbid", validate_default=True, strict=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
@@ -62,7 +62,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a settings class from parsed TOML; errors name `where.field`."""
     made: Any = cls.__new__(cls)
     try:
-        inspect.unwrap(cls.__init__)(made, **_plain(values))  # the unwrapped one leaves `where` to us
+        inspect.unwrap(cls.__init__)(made, **_plain(values))  # not wrapped, so that the error names `where`
     except ValidationError as error:
         raise _translate(cls, error, where) from None
     return cast(T, made)
@@ -72,7 +72,7 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
     """The settings object that a table of a spec stands for.
 
     `name` chooses the class, and the other keys are its fields. A bare name is a table with nothing else. The name
-    "python" takes the class at the address `class`. An object that no TOML file could hold is taken as it is.
+    "python" uses the class at the address `class`. An object that TOML cannot express is returned unchanged.
     """
     if isinstance(given, str):
         given = {"name": given}
@@ -101,7 +101,7 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
 
 
 def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[str, Any]:
-    """The table of a spec that stands for a settings object; `choose` is the way back."""
+    """The table of a spec that stands for a settings object; the inverse is `choose`."""
     fields = to_mapping(value, changed) if is_settings(type(value)) else {}
     for name in table:
         if table[name] is type(value):
@@ -119,9 +119,9 @@ def is_settings(cls: Any) -> bool:
 
 
 def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
-    """The fields as plain TOML values; a field that is None has none, as TOML has no null.
+    """The fields as plain TOML values. Fields that are None are omitted, because TOML has no null.
 
-    `changed` leaves out what is as it is by default. A field that chooses among classes (`choices`) is a table.
+    `changed` also omits values that are defaults. A field that chooses among classes (`choices`) is a table.
     """
     choices: Mapping[str, Names[type[Any]]] = getattr(type(value), "choices", {})
     made: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as the tuples that frozen fields keep, NumPy's numbers as Python's."""
+    """The values with lists as tuples, which frozen fields keep, and NumPy numbers as Python numbers."""
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
 
@@ -163,7 +163,7 @@ def _translate(cls: type[Any], error: ValidationError, where: str) -> SettingsEr
 
 
 def _first_of_each(error: ValidationError) -> list[ErrorDetails]:
-    """One line a field: a union reports each of its branches, of which the last says what is allowed."""
+    """One error for each field. A union reports all of its branches, and the last one says what is allowed."""
     by_field: dict[str, ErrorDetails] = {}
     for detail in error.errors():
         by_field[str(detail["loc"][0]) if detail["loc"] else ""] = detail

@@ -127,7 +127,7 @@ class Attack:
         return dataclasses.replace(chunk, reply=chunk.reply._replace(**changed))
 
     def _target(self, call: Call, name: str, chunks: Sequence[Replies]) -> Any:
-        """The contribution of each attacker to a field. If the cohort has no honest client, all count as honest."""
+        """The contribution of each attacker to a field. If no client of the cohort is honest, all are used."""
         rows = np.concatenate([np.asarray(getattr(chunk.reply, name)) for chunk in chunks if chunk.clients])
         honest = np.asarray([c not in self.attackers for chunk in chunks for c in chunk.clients])
         own = (rows[honest] if honest.any() else rows) - self._before(call, name)
