@@ -227,7 +227,7 @@ def test_the_first_hypergradient_uses_the_hessians_of_the_start(small: Quadratic
 
 
 def test_a_start_of_the_hessians_above_their_bound_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"mu_g = 2\.0 is wrong: it is at most L_g, which is 1\.5"):
+    with pytest.raises(SettingsError, match=r"mu_g = 2\.0 is wrong: it must be at most L_g, which is 1\.5"):
         Gossip(mu_g=2.0, L_g=1.5).check(4)
     Gossip(mu_g=1.5, L_g=1.5).check(4)
 

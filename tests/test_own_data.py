@@ -203,7 +203,7 @@ def test_labels_are_flipped_within_the_classes_of_the_function() -> None:
         ("clouds_of_mine:absent", "has no attribute 'absent'; write module:attribute"),
         ("clouds_of_mine", "write module:attribute"),
         ("", "write module:attribute"),
-        ("clouds_of_mine:number", "it is no function"),
+        ("clouds_of_mine:number", "it is not a function"),
         ("clouds_of_mine:raises", "it raises FileNotFoundError: no file rows.csv; correct it"),
         ("clouds_of_mine:with_argument", "it raises TypeError: with_argument() missing 1 required"),
         ("clouds_of_mine:returns_a_list", "it returns an object of type list; return a fedbilevel.data.Dataset"),

@@ -137,5 +137,5 @@ def test_a_function_of_a_spec_gives_the_problem(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(fb.SettingsError, match="return a Task with clients"):
         task.clients.load(0)
     wrong = fb.load_spec("demo", {"problem.name": "python", "problem.function": "my_spec_module:number"})
-    with pytest.raises(fb.SettingsError, match="it is no function"):
+    with pytest.raises(fb.SettingsError, match="it is not a function"):
         wrong.task()

@@ -342,8 +342,8 @@ def test_a_package_that_fails_to_load_is_named(monkeypatch: pytest.MonkeyPatch) 
     ("address", "message"),
     [
         (None, r"{}\.class is missing, and {}\.name is 'python'; set it to module:class"),
-        ("own_parts:Plain", r"{}\.class = 'own_parts:Plain' is wrong: it is no settings class; decorate it"),
-        ("own_parts:a_number", r"{}\.class = 'own_parts:a_number' is wrong: it is no function and no class"),
+        ("own_parts:Plain", r"{}\.class = 'own_parts:Plain' is wrong: it is not a settings class; decorate it"),
+        ("own_parts:a_number", r"{}\.class = 'own_parts:a_number' is wrong: it is not a function or a class"),
         ("own_parts:Nobody", r"{}\.class = 'own_parts:Nobody' is wrong: .*write module:attribute"),
         ("no_such_module:Mine", r"{}\.class = 'no_such_module:Mine' is wrong: .*write module:attribute"),
         ("own_parts", r"{}\.class = 'own_parts' is wrong: .*write module:attribute"),

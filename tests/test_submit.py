@@ -108,7 +108,7 @@ def test_a_failed_job_is_followed_by_one_with_the_sites_that_are_up(made: Path, 
 
 def test_there_is_a_limit_to_the_jobs_and_the_record_has_all_of_them(made: Path, tmp_path: Path) -> None:
     server = Server(made, [LOST] * 3, ["a", "b", "c"])
-    with pytest.raises(fb.FedBilevelError, match=r"3 jobs failed, --restarts allows 2; --resume goes on"):
+    with pytest.raises(fb.FedBilevelError, match=r"3 jobs failed, --restarts allows 2; --resume continues"):
         go(server, tmp_path / "run", restarts=2)
     assert len(json.loads((tmp_path / "run" / "federation.json").read_text())["jobs"]) == len(server.jobs) == 3
 

@@ -210,7 +210,7 @@ def cohort_size(participation: int | float, clients: int) -> int:
         return participation
     if not 0 < participation <= 1:
         raise SettingsError(
-            f"participation = {participation} is wrong: a share lies above 0 and at most at 1; "
+            f"participation = {participation} is wrong: a share must be above 0 and at most 1; "
             "write a whole number for a count of clients"
         )
     return max(1, round(participation * clients))

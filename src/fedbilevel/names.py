@@ -78,7 +78,7 @@ def locate(address: Any, where: str, folder: Path | None = None) -> Any:
             f"{where} = {address!r} is wrong: {error}; write module:attribute, of a module that can be imported"
         ) from None
     if not callable(found):
-        raise SettingsError(f"{where} = {address!r} is wrong: it is no function and no class")
+        raise SettingsError(f"{where} = {address!r} is wrong: it is not a function or a class")
     return found
 
 

@@ -32,7 +32,7 @@ class Policies:
         """The rules of a private federation, where chance alone decides whose replies count."""
         if self.oversample:
             raise SettingsError(
-                f"oversample = {self.oversample:g} is wrong with privacy: speed would decide who counts; use 0"
+                f"oversample = {self.oversample:g} is wrong with privacy: only fast replies would count; use 0"
             )
         return dataclasses.replace(self, strikes=None)
 

@@ -90,7 +90,7 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
         cls = locate(address, f"{where}.class")
         if not is_settings(cls):
             raise SettingsError(
-                f"{where}.class = {address!r} is wrong: it is no settings class; "
+                f"{where}.class = {address!r} is wrong: it is not a settings class; "
                 "decorate it with fedbilevel.settings"
             )
     else:

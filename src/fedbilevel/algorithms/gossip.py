@@ -101,7 +101,7 @@ class Gossip(Network):
         """Raise if the graph does not fit the number of agents, or if the bounds on the Hessian contradict."""
         self.weights(clients)
         if self.mu_g > self.L_g:
-            raise SettingsError(f"mu_g = {self.mu_g} is wrong: it is at most L_g, which is {self.L_g}")
+            raise SettingsError(f"mu_g = {self.mu_g} is wrong: it must be at most L_g, which is {self.L_g}")
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> GossipState:
         """The initial parameters of the problem, and estimates of zero; raises if they do not fit the memory."""

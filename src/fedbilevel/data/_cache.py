@@ -1,8 +1,8 @@
-"""The cache of data files: fetch what is not there, and verify what is.
+"""The cache of data files: missing files are fetched, and existing files are verified.
 
 Every source ends in the same raw files, known by their SHA-256. They are made in a temporary folder beside the
 cache, checked there, and only then renamed into it. So an interrupted or wrong download is never taken for data,
-and it makes no difference to what is read which source answered. Every file is checked each time it is read.
+and the data do not depend on which source answered. Every file is checked each time it is read.
 """
 
 from __future__ import annotations

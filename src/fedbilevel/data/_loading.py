@@ -57,12 +57,12 @@ def _made(function: Callable[[], Any], what: str, who: str) -> Dataset:
     """Call the function and check that it returns a data set whose arrays agree.
 
     what   the field of the spec and its value
-    who    what the errors call the function
+    who    the name of the function in error messages
     """
     try:
         made = function()
     except MemoryError:
-        raise  # a run has an error of its own for it
+        raise  # a run reports this error itself
     except Exception as error:  # the function is not of this library, and may raise anything
         raise SettingsError(f"{what} is wrong: {who} raises {_told(error)}; correct it") from error
     if not isinstance(made, Dataset):

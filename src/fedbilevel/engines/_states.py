@@ -227,7 +227,7 @@ class ClientStates:
                 temporary.unlink(missing_ok=True)
             raise StorageError(
                 f"the state of client {client} could not be written to {file}: {error.strerror}; "
-                "what was written before is whole: remedy that and go on with --resume"
+                "earlier files are intact: fix this and continue with --resume"
             ) from None
         dated.digest = hashlib.sha256(content).hexdigest()
         return dated.digest

@@ -274,7 +274,7 @@ def check_found(step: str) -> None:
     if step.startswith("__main__:"):
         raise SettingsError(
             f"step {step.partition(':')[2]} is defined in the main script, where actors cannot find it; "
-            "move it to a module of its own"
+            "move it to a module that they can import"
         )
 
 

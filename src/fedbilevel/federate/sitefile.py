@@ -115,7 +115,7 @@ def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     if "python" in values:
         made = locate(str(values.pop("python")), "problem.python", folder)(**values)
         if not isinstance(made, Problem):
-            raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__} and no Problem")
+            raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__}, not a Problem")
         return made
     name = values.pop("name", None)
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]

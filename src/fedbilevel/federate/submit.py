@@ -1,4 +1,4 @@
-"""Submitting a run to a federation, watching it, and going on when a job fails.
+"""Submitting a run to a federation, watching it, and continuing it when a job fails.
 
 FLARE fails a job when a site's process dies. The run folder is pulled from the server while the job runs, with a
 checkpoint after every outer iteration. After a job has failed, another job continues from that checkpoint with the
@@ -122,9 +122,9 @@ class Submission:
             if final or failed > self.restarts:
                 why = "" if final else f"; {failed} jobs failed, --restarts allows {self.restarts}"
                 raise FedBilevelError(
-                    f"the job failed: {job['reason']}{why}; --resume goes on from the last checkpoint"
+                    f"the job failed: {job['reason']}{why}; --resume continues from the last checkpoint"
                 )
-            self.say(f"job failed ({job['reason']}); going on from iteration {_reached(folder, spec)}")
+            self.say(f"job failed ({job['reason']}); continuing from iteration {_reached(folder, spec)}")
             folder.open(spec.plan, resume=True, overwrite=False)  # cuts the history back to the checkpoint
         saved = folder.checkpoint(spec.plan)
         start = spec.algorithm.init(problem, len(self.sites))

@@ -33,7 +33,7 @@ RESERVED = "__metadata__"  # the safetensors format keeps its header under this 
 
 
 class Checkpoint(NamedTuple):
-    """Where a run is: the arrays of its state, and what else it needs to go on.
+    """The place of a run: the arrays of its state, and everything else that it needs to continue.
 
     arrays     the leaves of the state, by name (`flatten_state`)
     iteration  the number of outer iterations done

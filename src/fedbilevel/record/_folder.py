@@ -64,7 +64,7 @@ class RunFolder:
         self._history = _History(1)
 
     def open(self, plan: Plan, *, resume: bool, overwrite: bool) -> Checkpoint | None:
-        """Make the folder ready for a run of this plan, and return the checkpoint to go on from, if there is one.
+        """Make the folder ready for a run of this plan, and return the checkpoint to continue from, or None.
 
         Raises `RunFolderError` if the folder holds something other than a run, holds a run and neither `resume`
         nor `overwrite` is set, or is in use by another process.
@@ -195,8 +195,8 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> StorageError:
         return StorageError(
-            f"{self.file(name)} could not be written: {error.strerror}; what was written before is whole: "
-            "remedy that and go on with --resume"
+            f"{self.file(name)} could not be written: {error.strerror}; earlier files are intact: "
+            "fix this and continue with --resume"
         )
 
     def history(self) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ class RunFolder:
         return dict(json.loads(self.file("environment.json").read_text()))
 
     def save(self, plan: Plan, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint and keep the two before it. There is no moment at which the folder has none."""
+        """Write a checkpoint and keep the two before it. The folder has a checkpoint at every moment."""
         content = encode(checkpoint, Seal(plan.digest, self._history.digest))
         try:
             with self.file("history.jsonl").open("a") as stream:
@@ -260,7 +260,7 @@ class RunFolder:
         return checkpoint
 
     def _check_unchanged(self, plan: Plan) -> None:
-        """Refuse to go on with other settings than the run was started with; only `stop` may change."""
+        """Raise if the settings differ from those that the run was started with; only `stop` may change."""
         path = self.file("spec.toml")
         try:
             written = tomllib.loads(path.read_text())

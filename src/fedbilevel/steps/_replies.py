@@ -40,7 +40,7 @@ class Form(Enum):
 class Role(Enum):
     """What is done with a field."""
 
-    VALUE = "value"  # it is sent, and what is sent is the contribution
+    VALUE = "value"  # it is sent, and is the contribution itself
     NEXT = "next"  # it is sent, and the contribution is the difference to the vector that the client was given
     OWN = "own"  # it stays with the client
 

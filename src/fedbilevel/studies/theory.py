@@ -136,7 +136,7 @@ def gentle_task() -> QuadraticTask:
 def convergence_study(quick: bool) -> dict[str, Any]:
     """Measure 1/K Σ_k ||∇f(x_k)||² with the theorem's step sizes and compare it with the bound.
 
-    Every K is a run of its own, because the step sizes depend on K.
+    Every K is a separate run, because the step sizes depend on K.
     """
     task, N = gentle_task(), 6
     engine = Simulation(task.problem, task.clients)

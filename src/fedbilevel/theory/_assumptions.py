@@ -58,7 +58,7 @@ def assumed_entries(given: Assumed) -> list[Entry]:
 def check_assumed(given: Assumed) -> None:
     """Raise `SettingsError` for numbers that cannot be the constants of any problem."""
     if not 0 < given.mu <= given.L_g * ROUNDING:
-        raise SettingsError(f"mu = {given.mu:.4g} is wrong: it lies above 0 and at most at L_g = {given.L_g:.4g}")
+        raise SettingsError(f"mu = {given.mu:.4g} is wrong: it must be above 0 and at most L_g = {given.L_g:.4g}")
     others = {
         "L_f": given.L_f,
         "M": given.M,
