@@ -1,4 +1,4 @@
-"""The examples in the documentation: the Python of the README runs, and every command that is shown exists."""
+"""The examples in the documentation: their Python runs, and every command that is shown exists."""
 
 from __future__ import annotations
 
@@ -82,10 +82,17 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
     assert message in str(getattr(raised.value, "message", raised.value))
 
 
-@pytest.mark.parametrize("number", range(len(blocks(ROOT / "README.md", "python"))))
-def test_the_python_of_the_readme_runs_as_it_stands(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+RUN = [
+    pytest.param(code, id=f"{page.name}, Python block {number}")
+    for page in (ROOT / "README.md", ROOT / "docs" / "extending.md")
+    for number, code in enumerate(blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("code", RUN)
+def test_the_python_of_a_page_runs_as_it_stands(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks(ROOT / "README.md", "python")[number]
-    exec(compile(code, f"README.md, Python block {number}", "exec"), {"__name__": "__main__"})
+    program = compile(code, request.node.name, "exec", dont_inherit=True)  # without the future of this file
+    exec(program, {"__name__": "__main__"})
