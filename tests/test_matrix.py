@@ -106,19 +106,16 @@ def method(name: str) -> Any:
     return cls(**{k: v for k, v in SETTINGS.items() if k in {f.name for f in dataclasses.fields(cls)}})
 
 
-def carried(algorithm: str, problem: str, make: Callable[[Any, Any], fb.Engine]) -> dict[str, Any]:
+def carried(algorithm: str, engine: fb.Engine, problem: str) -> dict[str, Any]:
     """A few iterations: x, y, rounds and payload, or the line by which it is refused."""
-    made, chosen = task(problem), method(algorithm)
-    engine = make(made.problem, made.clients)
+    chosen = method(algorithm)
     fed = fb.Federation(engine, seed=5)
     try:
-        state = chosen.init(made.problem, CLIENTS)
+        state = chosen.init(task(problem).problem, CLIENTS)
         for _ in range(ITERATIONS):
             state = chosen.step(fed, state)
     except fb.SettingsError as error:
         return {"refused": str(error)}
-    finally:
-        engine.close()
     ledger = fed.ledger
     return {
         "x": np.asarray(state.x).tolist(),
@@ -128,9 +125,17 @@ def carried(algorithm: str, problem: str, make: Callable[[Any, Any], fb.Engine])
     }
 
 
+def on_a_fresh_one(algorithm: str, problem: str, make: Callable[[Any, Any], fb.Engine]) -> dict[str, Any]:
+    engine = make(task(problem).problem, task(problem).clients)
+    try:
+        return carried(algorithm, engine, problem)
+    finally:
+        engine.close()
+
+
 @functools.cache
 def looped(algorithm: str, problem: str) -> dict[str, Any]:
-    return carried(algorithm, problem, ENGINES["loop"])
+    return on_a_fresh_one(algorithm, problem, ENGINES["loop"])
 
 
 def agrees(found: dict[str, Any], expected: dict[str, Any], closest: float) -> None:
@@ -166,7 +171,7 @@ def test_a_method_comes_closer_to_the_closed_form(algorithm: str) -> None:
 @pytest.mark.parametrize(("problem", "engine"), CELLS)
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_an_engine_agrees_with_the_loop(algorithm: str, problem: str, engine: str) -> None:
-    found = carried(algorithm, problem, ENGINES[engine])
+    found = on_a_fresh_one(algorithm, problem, ENGINES[engine])
     if not ALGORITHMS[algorithm].needs_server and engine == "flare":
         assert "the algorithm has no server" in found["refused"]
         return
@@ -184,13 +189,18 @@ def test_ray_agrees_with_the_loop(tmp_path: Path) -> None:
 
 
 def main(out: Path) -> None:
-    """Ray's column of the matrix, in a process of its own."""
+    """Ray's column of the matrix, in a process of its own. One engine serves all methods of a problem."""
     from fedbilevel.engines.ray import Ray
 
-    def make(problem: Any, clients: Any) -> fb.Engine:
-        return Ray(problem, clients, actors=2, devices=1)
-
-    cells = {f"{a} on {p}": carried(a, p, make) for p in PROBLEMS for a in ALGORITHMS}
+    cells = {}
+    for problem in PROBLEMS:
+        engine = Ray(task(problem).problem, task(problem).clients, actors=1, devices=1)
+        for algorithm in ALGORITHMS:
+            states = engine.capabilities.states
+            assert states is not None
+            states.clear()
+            cells[f"{algorithm} on {problem}"] = carried(algorithm, engine, problem)
+        engine.close()
     out.write_text(json.dumps(cells))
 
 

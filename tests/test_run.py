@@ -773,3 +773,10 @@ def test_a_run_without_a_folder_has_nothing_to_resume_or_overwrite(option: str) 
     more: dict[str, Any] = {option: True}
     with pytest.raises(SettingsError, match="resume and overwrite need a run folder; give out"):
         fb.train(problem, clients, Adam(0.05), stop={"iterations": 1}, **more)
+
+
+def test_an_engine_of_another_problem_or_of_other_clients_is_refused(quadratic: QuadraticTask) -> None:
+    engine = fb.Loop(quadratic.problem, quadratic.clients)
+    fewer = fb.ListedClients(quadratic.clients.data[:3])
+    with pytest.raises(fb.SettingsError, match=r"engine was made for 20 clients .* 3 clients"):
+        fb.train(quadratic.problem, fewer, fb.AggITD(participation=1.0), engine=engine, stop={"rounds": 5})

@@ -636,3 +636,17 @@ def test_any_override_is_taken_or_refused_as_a_settings_error(section: str, key:
         assert str(error)
         return
     assert parse(spec.to_mapping()) == spec
+
+
+@pytest.mark.parametrize(
+    ("section", "cls", "lacks"),
+    [
+        ("algorithm", "fedbilevel:Quadratic", "init, step, needs_server"),
+        ("federation.engine", "fedbilevel:AggITD", "build"),
+        ("federation.aggregator", "fedbilevel:AggITD", "__call__"),
+        ("problem", "fedbilevel:AggITD", "task, makes_data"),
+    ],
+)
+def test_a_class_of_another_kind_is_refused_by_what_it_lacks(section: str, cls: str, lacks: str) -> None:
+    with pytest.raises(SettingsError, match=f"{section}.class = '{cls}' is wrong: it lacks {lacks}, which"):
+        load_spec("demo", {f"{section}.name": "python", f"{section}.class": cls})

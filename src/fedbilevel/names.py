@@ -27,10 +27,11 @@ class Names(Mapping[str, T]):
     kind     the plural under which packages add to it, as in the group `fedbilevel.algorithms`
     where    the field of a spec that holds the name, for error messages
     known    the objects of this library
+    needs    the attributes that an object of this kind has to have
     """
 
-    def __init__(self, kind: str, where: str, known: Mapping[str, T]) -> None:
-        self.kind, self.where, self._known = kind, where, dict(known)
+    def __init__(self, kind: str, where: str, known: Mapping[str, T], needs: tuple[str, ...] = ()) -> None:
+        self.kind, self.where, self.needs, self._known = kind, where, needs, dict(known)
 
     def __getitem__(self, name: str) -> T:
         if name in self._known:
@@ -59,6 +60,11 @@ class Names(Mapping[str, T]):
 
     def _added(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=f"fedbilevel.{self.kind}")}
+
+
+def lacking(table: Names[Any], cls: type[Any]) -> list[str]:
+    """The attributes that a class would need to be of a table's kind, and does not have."""
+    return [name for name in table.needs if not any(name in vars(base) for base in cls.__mro__)]
 
 
 def locate(address: Any, where: str, folder: Path | None = None) -> Any:

@@ -1,7 +1,7 @@
 """A client as its steps see it: derivatives at flat vectors, held vectors, and kept states.
 
 `Oracle` is the protocol. A problem makes the oracle of its clients (`problem.oracle`), so its derivatives may come
-from JAX (`derivatives.py`, which every `Problem` uses), from another library, or from a closed form.
+from JAX (`_derivatives.py`, which every `Problem` uses), from another library, or from a closed form.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from .errors import SettingsError
-from .names import PYTHON, Names, address_of, locate
+from .names import PYTHON, Names, address_of, lacking, locate
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
@@ -92,6 +92,11 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
             raise SettingsError(
                 f"{where}.class = {address!r} is wrong: it is not a settings class; "
                 "decorate it with fedbilevel.settings"
+            )
+        if missing := lacking(table, cls):
+            raise SettingsError(
+                f"{where}.class = {address!r} is wrong: it lacks {', '.join(missing)}, which every one of the "
+                f"{table.kind} has"
             )
     else:
         if not isinstance(name, str):

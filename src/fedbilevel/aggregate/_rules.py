@@ -147,6 +147,7 @@ AGGREGATORS: Names[type[Any]] = Names(
         "centred-clipping": CentredClipping,
         "norm-bound": NormBound,
     },
+    needs=("__call__",),
 )
 
 Gather = Callable[[Call], Accumulator]

@@ -59,6 +59,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "gossip": Gossip,
         "ma-dsbo": MADSBO,
     },
+    needs=("init", "step", "needs_server"),
 )
 
 __all__ = [

@@ -72,4 +72,5 @@ ENGINES: Names[type[Any]] = Names(
     "engines",
     "federation.engine.name",
     {"simulation": SimulationSettings, "loop": LoopSettings, "ray": RaySettings},
+    needs=("build",),
 )

@@ -11,7 +11,7 @@
     python = "my_problem:make"               a function that returns a Problem; further keys are its arguments
 
     [privacy]                                optional: clip what leaves the site, and add noise to it
-    noise = 1.0                              see ownnoise.py
+    noise = 1.0                              see layers/_ownnoise.py
 
     steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
     audit = "audit.jsonl"                    log the server's requests, one line for each (default: no log)

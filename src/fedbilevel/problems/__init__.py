@@ -26,6 +26,7 @@ PROBLEMS: Names[type[Any]] = Names(
     "problems",
     "problem.name",
     {"hyper-representation": HyperRepresentation, "quadratic": Quadratic, "python": Custom},
+    needs=("task", "makes_data"),
 )
 
 __all__ = [

@@ -79,6 +79,8 @@ def train(
     faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
     if isinstance(engine, str | Mapping):
         rules = _with_engine(rules, choose(ENGINES, engine, "federation.engine"))
+    if not (engine is None or isinstance(engine, str | Mapping)):
+        _check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, budget)
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
@@ -183,6 +185,17 @@ def _section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S
 def _with_engine(rules: FederationSettings, engine: Any) -> FederationSettings:
     values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(rules)}
     return FederationSettings(**values | {"engine": engine})
+
+
+def _check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> None:
+    """An engine that is given as an object has a problem and clients of its own, which have to be these."""
+    sizes = [(p.size_x, p.size_y) for p in (engine.problem, problem)]
+    counts = engine.clients.count, clients.count
+    if sizes[0] != sizes[1] or counts[0] != counts[1]:
+        raise SettingsError(
+            f"engine was made for {counts[0]} clients and {sizes[0]} parameters of x and y, and train is given "
+            f"{counts[1]} clients and {sizes[1]}; make the engine for the same problem and clients"
+        )
 
 
 def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Any) -> Task:

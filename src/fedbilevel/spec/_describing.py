@@ -27,7 +27,7 @@ def _table(name: str, value: Any, table: Names[type[Any]] | None) -> Iterator[st
     choices: dict[str, Names[type[Any]]] = getattr(cls, "choices", {})
     set_values = to_mapping(value)
     yield ""
-    yield f"# {(cls.__doc__ or '').strip().splitlines()[0]}"
+    yield f"# {((cls.__doc__ or cls.__name__).strip() or cls.__name__).splitlines()[0]}"
     yield f"[{name}]"
     if table is not None:
         tag = named(table, value)
