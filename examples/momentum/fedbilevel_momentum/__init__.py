@@ -51,7 +51,7 @@ class MomentumSOBA:
     rho: Annotated[float, fb.about("weight of a new direction in a client's average")] = 0.5
     momentum: Annotated[float, fb.about("momentum of the server")] = 0.9
     batch: Annotated[int | None, fb.about("rows of a sample; default: all")] = None
-    participation: Annotated[int | float, fb.about("clients an outer iteration")] = 1.0
+    participation: Annotated[int | float, fb.about("clients per outer iteration")] = 1.0
 
     def init(self, problem: fb.BilevelProblem, clients: int) -> State:
         x, y = problem.flat_x.vector, problem.flat_y.vector
