@@ -27,7 +27,8 @@ settings.register_profile("same every time", derandomize=True, deadline=None)
 settings.load_profile("same every time")
 
 # These files take longest and come first, so that two workers end together.
-LONGEST = [f"test_{name}.py" for name in ("flare", "ray", "studies", "engines", "run", "distributed")]
+NAMES = ("flare", "ray", "matrix", "example", "studies", "run", "distributed", "engines", "scale")
+LONGEST = [f"test_{name}.py" for name in NAMES]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,6 +29,7 @@ def test_a_convolution_counts_forward_weights_and_inputs_but_no_input_of_the_fir
     assert flop(case) == 2 * (2 * first + 3 * second + 3 * dense)
 
 
+@pytest.mark.slow
 def test_a_row_has_medians_ratios_and_where_the_time_goes(tmp_path: Path) -> None:
     row = measure(TINY, budget=0.1) | {"profile": profile(TINY, expected=1.0)}
     assert row["case"] == "tiny" and row["ours_s"] > 0 and row["floor_s"] > 0

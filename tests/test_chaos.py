@@ -179,6 +179,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_losing_clients_in_any_two_rounds_of_an_iteration_does_not_corrupt_the_state(
     quadratic: QuadraticTask, name: str
 ) -> None:

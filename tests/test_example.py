@@ -104,6 +104,7 @@ def test_a_run_without_the_clients_states_is_refused_by_name(tmp_path: Path) -> 
         fb.run(fb.load_spec(EXAMPLE, [ONE_DEVICE]), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_resumed_with_the_same_bits(simulated: fb.Result, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fedbilevel", "run", str(EXAMPLE), "--set", ONE_DEVICE, "--out", str(out)]
@@ -126,6 +127,7 @@ def test_a_killed_process_is_resumed_with_the_same_bits(simulated: fb.Result, tm
     ],
     ids=["median", "central", "local"],
 )
+@pytest.mark.slow
 def test_directions_go_through_rules_and_noise_as_they_are(sets: list[str], tmp_path: Path) -> None:
     """A direction called x is clipped as it is: were it taken for the next x, nothing would be left of it."""
     engines = [[ONE_DEVICE], ["federation.engine=loop"]]

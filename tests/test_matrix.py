@@ -93,7 +93,12 @@ EXACT = {
     ("flare", "quadratic"),
     ("flare", "ridge"),
 }  # a site pads nothing, and there clients have equally many rows
-CELLS = [(p, e) for p in PROBLEMS for e in ENGINES if e != "loop" and (e, p) != ("simulation in turn", "digits")]
+CELLS = [
+    pytest.param(problem, engine, marks=[pytest.mark.slow] if problem == "digits" else [])
+    for problem in PROBLEMS
+    for engine in ENGINES
+    if engine != "loop" and (engine, problem) != ("simulation in turn", "digits")
+]
 
 
 @functools.cache

@@ -90,6 +90,7 @@ RUN = [
 
 
 @pytest.mark.parametrize("code", RUN)
+@pytest.mark.slow
 def test_the_python_of_a_page_runs_as_it_stands(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

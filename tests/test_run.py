@@ -312,6 +312,7 @@ def test_a_run_resumed_with_a_larger_budget_equals_the_uninterrupted_one(whole: 
     np.testing.assert_array_equal(np.asarray(result.x), np.asarray(whole.x))
 
 
+@pytest.mark.slow
 def test_the_last_evaluation_of_a_smaller_budget_does_not_stay_off_the_schedule(tmp_path: Path) -> None:
     run(noisy(evaluate__every=3), tmp_path / "whole")
     run(noisy(evaluate__every=3, stop__iterations=4), tmp_path / "run")
@@ -366,6 +367,7 @@ def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -
     same(tmp_path / "run", where(whole))
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_three_random_moments_equals_the_uninterrupted_one(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,8 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
 from fedbilevel import Federation, LazyClients, Loop, rng
 from fedbilevel.data import ListedClients
 from fedbilevel.problems import QuadraticTask
@@ -72,6 +74,7 @@ def peak_memory(clients: int) -> float:
     return float(measured["peak_mb"])
 
 
+@pytest.mark.slow
 def test_a_million_clients_take_hardly_more_memory_than_a_thousand() -> None:
     few, many = peak_memory(1000), peak_memory(MILLION)
     assert few > 50, "a process that computes"
@@ -94,6 +97,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
+@pytest.mark.slow
 def test_a_cohort_beyond_the_memory_limit_takes_no_more_than_one_within_it() -> None:
     """A client's reply of 130,000 numbers takes 0.5 MB: 200 of them at once would take 100 MB for each vector."""
 

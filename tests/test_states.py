@@ -103,6 +103,7 @@ def test_a_durable_store_has_all_states_since_the_checkpoint_that_it_was_told_of
     assert len(files(tmp_path)) <= MOST + 1, "also when nothing is settled any more"
 
 
+@pytest.mark.slow
 def test_a_million_registered_clients_cost_nothing() -> None:
     states = ClientStates()
     tracemalloc.start()

@@ -90,6 +90,7 @@ def test_an_unknown_study_is_named() -> None:
         load_study("table9")
 
 
+@pytest.mark.slow
 def test_a_short_study_says_so_everywhere(tmp_path: Path, reproduced: tuple[Path, Runs]) -> None:
     _, runs = reproduced
     study = small_study().shortened(0.5)
@@ -100,6 +101,7 @@ def test_a_short_study_says_so_everywhere(tmp_path: Path, reproduced: tuple[Path
     assert all(row["final"] is not None for row in rows)
 
 
+@pytest.mark.slow
 def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reproduced: tuple[Path, Runs]) -> None:
     out, _ = reproduced
     rows = json.loads((out / "small.json").read_text())
@@ -111,6 +113,7 @@ def test_the_study_writes_its_table_in_three_forms_and_its_figure_in_two(reprodu
     assert "<svg" in (out / "small.svg").read_text()
 
 
+@pytest.mark.slow
 def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced: tuple[Path, Runs]) -> None:
     page = (reproduced[0] / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', page)
@@ -121,6 +124,7 @@ def test_the_report_is_self_contained_and_its_pictures_have_a_text(reproduced: t
         assert part in page
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again(reproduced: tuple[Path, Runs]) -> None:
     _, runs = reproduced
     spec = small_study().runs[0].spec(0)
@@ -130,6 +134,7 @@ def test_finished_runs_are_not_run_again(reproduced: tuple[Path, Runs]) -> None:
     assert runs.of(spec).file("history.jsonl").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_log_tells_its_progress(
     reproduced: tuple[Path, Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +155,7 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_
     assert runs.history(longer)[-1]["rounds"] == 60
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp_path: Path) -> None:
     """Its summary has the reason, it is not run again, and the other runs are not held up by it."""
     study = small_study()
@@ -165,6 +171,7 @@ def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp
     assert "remark" not in sections[0].rows[1]
 
 
+@pytest.mark.slow
 def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
     study = load_study("table1")
     sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
@@ -173,6 +180,7 @@ def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
         assert row["rounds_per_iteration"] == expected == row["paper"]
 
 
+@pytest.mark.slow
 def test_tune_runs_the_grid_and_writes_the_best_as_a_spec(tmp_path: Path) -> None:
     sets = [f"{key}={value}" for key, value in SMALL.items()]
     grid = ["algorithm.beta,algorithm.alpha=0.003,0.01;0.05,0.2"]

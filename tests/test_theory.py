@@ -274,6 +274,7 @@ def test_the_table_shows_every_constant(simple: Theory) -> None:
     assert "D_h²" in text and "900" in text and "0.01562" in text  # β / τ
 
 
+@pytest.mark.slow
 def test_the_study_writes_its_figures_and_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = dict(dense=0.1, federated=None, bound=10.0, bound_at_beta=20.0, alpha=0.1, beta=0.1, dominant="start")
     stub = dict(
