@@ -293,6 +293,7 @@ def norms(task: QuadraticTask, algorithm: AggITD, iterations: int) -> list[float
     return found
 
 
+@pytest.mark.slow
 def test_with_all_clients_and_full_batches_it_reaches_the_stationary_point(round_bowl: QuadraticTask) -> None:
     algorithm = AggITD(
         **{**EXACT, "lower_steps": 2}, N=10, lam=1.3, alpha=0.6, beta=0.4, estimator="summed", upper_steps=2

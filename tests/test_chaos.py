@@ -234,6 +234,7 @@ def test_a_run_with_faults_counts_in_history_and_summary_what_was_injected(tmp_p
     assert result.history[-1]["rejected"] == rejected
 
 
+@pytest.mark.slow
 def test_a_run_with_faults_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = run(load_spec("paper", RUN), tmp_path / "whole", chaos=FAULTS)
     run(load_spec("paper", RUN | {"stop.iterations": 3}), tmp_path / "run", chaos=FAULTS)
@@ -254,6 +255,7 @@ def test_a_wrong_file_of_faults_is_refused_with_its_field(tmp_path: Path, text: 
 
 @hypothesis_settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(KINDS), st.floats(0, 0.1), max_size=10), st.integers(0, 2**31))
+@pytest.mark.slow
 def test_whatever_the_faults_injected_and_noticed_are_as_many(
     quadratic: QuadraticTask, shares: dict[str, float], seed: int
 ) -> None:
@@ -281,6 +283,7 @@ def test_divergence_ends_a_run_with_the_step_the_setting_and_a_value_to_try(tmp_
     assert good.summary["iterations"] == 1 and good.history[-1]["upper_loss"] < 1e6, "the last good checkpoint"
 
 
+@pytest.mark.slow
 def test_a_run_told_to_restart_halves_the_step_until_it_goes_and_says_so(tmp_path: Path) -> None:
     result = run(load_spec("paper", WILD), tmp_path / "run", on_divergence="restart")
     restarts = result.summary["restarts"]

@@ -393,6 +393,7 @@ def test_data_show_refuses_what_it_cannot_show_or_write(command: Command, tmp_pa
         assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_check_finds_the_derivatives_of_digits_right(command: Command) -> None:
     outcome = command("check", *sets(*DIGITS))
     assert (outcome.code, outcome.err) == (0, "")

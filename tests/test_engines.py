@@ -117,11 +117,13 @@ def test_the_loop_agrees_with_the_simulation(loop: Loop, reference: list[Any], d
     assert apart(reference[:1], reference[-1:]) > 1e-2, "the states move"
 
 
+@pytest.mark.slow
 def test_serving_clients_in_turn_is_the_same_as_batching_them(digits: Task, reference: list[Any]) -> None:
     states, _ = trace(Simulation(digits.problem, digits.clients, over="map", devices=1))
     assert apart(states, reference) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_cohort_in_chunks_is_the_same_and_does_not_compile_again(
     digits: Task, reference: list[Any], compilations: Any
 ) -> None:

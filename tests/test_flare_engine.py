@@ -143,6 +143,7 @@ def test_a_method_without_a_server_is_refused_on_sites(fed: fb.Federation) -> No
         Agents(fed)
 
 
+@pytest.mark.slow
 def test_sites_of_unequal_size_agree_with_the_loop(digits: Task) -> None:
     """The loop pads to the largest client and a site does not: the last digits may differ."""
     clients = ListedClients([digits.clients.load(i) for i in range(3)])

@@ -187,6 +187,7 @@ def test_smaller_steps_bring_gossip_closer_to_the_stationary_point(small: Quadra
     assert disagreement(little.xs) < disagreement(large.xs) / 2
 
 
+@pytest.mark.slow
 def test_minibatches_keep_b_independent_hessians_and_engines_agree() -> None:
     task = Quadratic(size_x=3, size_y=2, noise=0.5, rows=6).make(clients=3, seed=0)
     method = Gossip(batch_u=2, batch_zeta=2, batch_xi=2, batch_chi=2, b=4, L_g=1.0, alpha=0.1, gamma=0.1)
@@ -322,6 +323,7 @@ def test_the_residuals_of_ma_dsbo_draw_new_rows_every_time() -> None:
             assert all(len(set(r)) == 5 for r in rows)
 
 
+@pytest.mark.slow
 def test_ma_dsbo_on_a_ring_ends_near_the_stationary_point(small: QuadraticTask) -> None:
     method = MADSBO(alpha=0.05, theta=0.3, beta=0.03, gamma=0.25, T=5, N=20)
     start = method.init(small.problem, AGENTS)

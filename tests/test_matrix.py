@@ -30,8 +30,10 @@ from fedbilevel.problems import HyperRepresentation
 from fedbilevel.settings import meanings
 from loopback import can_unshare, loopback_only
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 3
-CLIENTS = 4
+CLIENTS = 6
 # Settings that suit all problems here; a method takes those that it has.
 SETTINGS: dict[str, Any] = dict(
     alpha=0.05, beta=0.05, gamma=0.05, lam=0.1, N=2, T=2, b=2, participation=1.0, lower_steps=2, batch_zeta_local=4
@@ -95,7 +97,7 @@ EXACT = {
     ("flare", "ridge"),
 }  # a site pads nothing, and there clients have equally many rows
 CELLS = [
-    pytest.param(problem, engine, marks=[pytest.mark.slow] if problem == "digits" else [])
+    (problem, engine)
     for problem in PROBLEMS
     for engine in ENGINES
     if engine != "loop" and (engine, problem) != ("simulation in turn", "digits")
@@ -184,7 +186,6 @@ def test_an_engine_agrees_with_the_loop(algorithm: str, problem: str, engine: st
     agrees(found, looped(algorithm, problem), 0.0 if (engine, problem) in EXACT else CLOSE)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not can_unshare(), reason="Ray's tests need a network namespace")
 def test_ray_agrees_with_the_loop(tmp_path: Path) -> None:
     out = tmp_path / "ray.json"

@@ -39,6 +39,7 @@ def test_lenet_has_the_layers_of_the_experiments(shape: Shape, head_layers: int,
 
 
 @pytest.mark.parametrize(("channels", "padding"), [((1, 6), 2), ((3, 6), 0)])
+@pytest.mark.slow
 def test_a_convolution_by_patches_is_the_convolution_of_jax_with_its_derivatives(
     channels: tuple[int, int], padding: int
 ) -> None:

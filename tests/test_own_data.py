@@ -176,6 +176,7 @@ def short(more: dict[str, Any]) -> Spec:
 
 
 @pytest.mark.parametrize("attack", [None, "label-flip"])
+@pytest.mark.slow
 def test_a_run_on_data_of_ones_own(tmp_path: Path, attack: str | None) -> None:
     result = run(short(OWN | {"attack.kind": attack, "attack.share": attack and 0.4}), tmp_path / "run")
     assert [record["iteration"] for record in result.history] == [0, 1, 2]
@@ -322,6 +323,7 @@ def test_an_entry_point_that_gives_no_data_set(name: str, told: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.slow
 def test_a_run_on_the_data_of_a_package(tmp_path: Path) -> None:
     result = run(short({"data.name": "noise", "data.clients": 5}), tmp_path / "run")
     assert [record["iteration"] for record in result.history] == [0, 1, 2]

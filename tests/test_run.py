@@ -174,6 +174,7 @@ def test_the_summary_has_these_keys(digits: Result) -> None:
     assert 50 < stored["peak_memory_mb"] < 100_000
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_five_lines(tmp_path: Path) -> None:
     from fedbilevel import load_spec, run
 
@@ -197,6 +198,7 @@ def test_the_final_parameters_come_back_as_the_users_pytrees(digits: Result) -> 
     assert scores.shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_the_same_spec_gives_the_same_run_and_another_seed_another(whole: Result, tmp_path: Path) -> None:
     same(where(whole), where(run(noisy(), tmp_path / "again")))
     assert lines(where(run(noisy(seed=1), tmp_path / "other"))) != lines(where(whole))
@@ -243,6 +245,7 @@ def test_a_run_stops_after_the_seconds_given(tmp_path: Path) -> None:
     assert result.summary["iterations"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_the_accuracy_given(digits: Result, tmp_path: Path) -> None:
     accuracies = [r["test_accuracy"] for r in digits.history]
     first = int(np.argmax(accuracies))
@@ -301,6 +304,7 @@ def test_a_run_that_diverges_ends_with_the_client_the_step_and_a_remedy(tmp_path
 # Resuming ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_a_larger_budget_equals_the_uninterrupted_one(whole: Result, tmp_path: Path) -> None:
     run(noisy(stop__iterations=4), tmp_path / "run")
     result = run(noisy(), tmp_path / "run", resume=True)
@@ -325,6 +329,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize(("every", "crash"), [(3, 5), (100, 7)])
+@pytest.mark.slow
 def test_a_run_that_died_between_checkpoints_equals_the_uninterrupted_one(
     every: int, crash: int, whole: Result, tmp_path: Path
 ) -> None:
@@ -340,6 +345,7 @@ def test_a_run_that_died_between_checkpoints_equals_the_uninterrupted_one(
     same(tmp_path / "run", where(whole))
 
 
+@pytest.mark.slow
 def test_a_half_written_last_line_does_not_spoil_a_resumed_run(whole: Result, tmp_path: Path) -> None:
     run(noisy(stop__iterations=3), tmp_path / "run")
     with (tmp_path / "run" / "history.jsonl").open("a") as stream:
@@ -532,6 +538,7 @@ def test_a_run_of_objects_is_the_run_of_the_spec_that_makes_them(whole: Result) 
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_a_run_of_objects_that_died_between_checkpoints_is_resumed_bit_for_bit(
     name: str, trained: dict[str, Result], tmp_path: Path
 ) -> None:
@@ -557,6 +564,7 @@ def test_the_state_of_an_optimiser_is_in_the_checkpoint(trained: dict[str, Resul
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_an_observer_that_returns_true_ends_a_run_which_can_be_resumed(
     name: str, every: int, tmp_path: Path
 ) -> None:
@@ -610,6 +618,7 @@ def test_only_true_itself_ends_a_run(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "rounds"), [(Twice(**METHOD), 28), (Scaled(**METHOD, factor=0.5), 14)])
+@pytest.mark.slow
 def test_a_subclass_of_a_method_runs_from_objects_and_from_a_spec(
     method: AggITD, rounds: int, tmp_path: Path
 ) -> None:

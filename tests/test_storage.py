@@ -30,6 +30,8 @@ SMALL = {
     "evaluate.checkpoint_every": 2,
 }
 
+pytestmark = pytest.mark.slow
+
 
 def command(out: Path, *more: str, sets: dict[str, object] | None = None) -> list[str]:
     changes = [f"--set={key}={json.dumps(value)}" for key, value in (SMALL | (sets or {})).items() if value]
@@ -167,7 +169,6 @@ def test_an_altered_history_is_refused(copy: Path) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_folder_in_use_is_refused_by_name_of_its_process_and_free_when_that_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     script = (
@@ -203,7 +204,6 @@ def can_mount() -> None:
 
 
 @pytest.mark.usefixtures("can_mount")
-@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_one_line_and_the_run_goes_on_when_there_is_room(
     whole: Result, tmp_path: Path
 ) -> None:
