@@ -26,6 +26,7 @@ from ..problem import BilevelProblem, Over
 from ..rng import Kind
 from ._base import Capabilities
 from ._call import Call
+from ._expected import expect
 from ._replies import Replies
 from ._states import ClientStates
 from ._work import pad, perform, prepare, recalled
@@ -122,7 +123,8 @@ class Simulation:
         capacity, here = self.clients.capacity, list(self._here(chunk))
         rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
         draws = [prepare(call, client, self.clients.size(client), capacity) for client in here]
-        kept = [recalled(call, self.problem, self._states, client) for client in here]
+        asks = expect(call, self.problem).asked  # once for the chunk, as most steps ask for nothing
+        kept = [recalled(call, self.problem, self._states, client) if asks else {} for client in here]
         return self._spread((rows, _stack(draws), _stack(kept)))
 
     def compute(self, call: Call, rows: Any, draws: Any, kept: dict[str, Kept], data: Arrays, memory: Any) -> Any:
