@@ -22,6 +22,7 @@ from hypothesis import settings
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
+from loopback import can_unshare
 
 settings.register_profile("same every time", derandomize=True, deadline=None)
 settings.load_profile("same every time")
@@ -67,3 +68,15 @@ def _compilations() -> Iterator[list[str]]:
 def compilations() -> Callable[[], AbstractContextManager[list[str]]]:
     """`with compilations() as seen:` lists the programs that XLA compiles in the block."""
     return _compilations
+
+
+@pytest.fixture(scope="session")
+def namespace() -> None:
+    """A network namespace with nothing but loopback can be made, as Ray listens on every address that it finds.
+
+    Without one the tests of Ray are skipped on a developer's machine. In CI they fail, so that it cannot leave
+    them out without a word.
+    """
+    if not can_unshare():
+        told = "Ray's tests need Linux namespaces: unshare -r -n and ip"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(told)

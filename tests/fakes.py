@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.data import ClientData, ClientSize, Part
-from fedbilevel.engines import Call, Capabilities, Replies
+from fedbilevel.engines import Call, Capabilities, Engine, Replies
 from fedbilevel.oracle import Oracle
 from fedbilevel.problem import Problem
 from fedbilevel.steps import Draw, Next, X, Y, client_step
@@ -58,3 +58,19 @@ class FakeEngine:
 
     def close(self) -> None:
         pass
+
+
+class Watching:
+    """An engine that keeps the calls on their way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.problem, self.clients, self._engine = engine.problem, engine.clients, engine
+        self.capabilities = engine.capabilities
+        self.calls: list[Call] = []
+
+    def replies(self, call: Call) -> Iterator[Replies]:
+        self.calls.append(call)
+        yield from self._engine.replies(call)
+
+    def close(self) -> None:
+        self._engine.close()

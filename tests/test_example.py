@@ -21,7 +21,7 @@ from fedbilevel_momentum import MomentumSOBA
 
 import fedbilevel as fb
 from fedbilevel.federate import LoopbackFederation, simulated_sites
-from loopback import can_unshare, loopback_only
+from loopback import loopback_only
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "momentum" / "run.toml"
 ONE_DEVICE = "federation.engine.devices=1"
@@ -137,7 +137,7 @@ def test_directions_go_through_rules_and_noise_as_they_are(sets: list[str], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_unshare(), reason="Ray's tests need a network namespace")
+@pytest.mark.usefixtures("namespace")
 def test_one_actor_of_ray_is_the_simulation_bit_for_bit(simulated: fb.Result, tmp_path: Path) -> None:
     sets = ["--set", "federation.engine.name=ray", "--set", "federation.engine.actors=1"]
     sets += ["--set", ONE_DEVICE]

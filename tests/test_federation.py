@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
 
-from fakes import ALL, FakeEngine
+from fakes import ALL, FakeEngine, Watching
 from fedbilevel.agents import Agents
 from fedbilevel.aggregate import Gather, Median, NormBound, gather_by
 from fedbilevel.batch import Batch
@@ -419,22 +419,6 @@ def test_each_keeps_the_replies_apart_is_no_round_and_names_who_fails() -> None:
     assert (fed.ledger.rounds, fed.ledger.bytes_up, fed.ledger.local) == (0, 0, 1)
     with pytest.raises(TooFewReplies, match="client 2: u is not finite"):
         Agents(Federation(with_one_wrong(one(2, nan)))).each(both)
-
-
-class Watching:
-    """An engine that keeps the calls on their way."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.problem, self.clients, self._engine = engine.problem, engine.clients, engine
-        self.capabilities = engine.capabilities
-        self.calls: list[Call] = []
-
-    def replies(self, call: Call) -> Iterator[Replies]:
-        self.calls.append(call)
-        yield from self._engine.replies(call)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def rows_of(call: Call, client: int, engine: Engine) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fakes import Watching
 from fedbilevel import Agents, Federation, Ledger, Loop, SettingsError, Simulation, load_spec, run
 from fedbilevel.algorithms import MADSBO, Gossip
 from fedbilevel.algorithms.graphs import (
@@ -23,7 +23,6 @@ from fedbilevel.algorithms.graphs import (
     spectral_gap,
 )
 from fedbilevel.algorithms.madsbo import residual
-from fedbilevel.engines import Call, Engine, Replies
 from fedbilevel.engines._work import prepare
 from fedbilevel.problem import Task
 from fedbilevel.problems import Quadratic, QuadraticTask
@@ -285,22 +284,6 @@ def test_the_tracked_residual_solves_the_mean_system_on_a_ring(small: QuadraticT
     expected = np.linalg.solve(d.A.mean(0), d.f(x, y)[1].mean(0))
     np.testing.assert_allclose(z, np.tile(expected, (AGENTS, 1)), atol=1e-4)
     assert fed.ledger.rounds == 299
-
-
-class Watching:
-    """An engine that keeps the calls on their way."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.problem, self.clients, self._engine = engine.problem, engine.clients, engine
-        self.capabilities = engine.capabilities
-        self.calls: list[Call] = []
-
-    def replies(self, call: Call) -> Iterator[Replies]:
-        self.calls.append(call)
-        yield from self._engine.replies(call)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def test_the_residuals_of_ma_dsbo_draw_new_rows_every_time() -> None:

@@ -28,7 +28,7 @@ from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.problems import HyperRepresentation
 from fedbilevel.settings import meanings
-from loopback import can_unshare, loopback_only
+from loopback import loopback_only
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +186,7 @@ def test_an_engine_agrees_with_the_loop(algorithm: str, problem: str, engine: st
     agrees(found, looped(algorithm, problem), 0.0 if (engine, problem) in EXACT else CLOSE)
 
 
-@pytest.mark.skipif(not can_unshare(), reason="Ray's tests need a network namespace")
+@pytest.mark.usefixtures("namespace")
 def test_ray_agrees_with_the_loop(tmp_path: Path) -> None:
     out = tmp_path / "ray.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the benchmarks are on it

@@ -26,7 +26,7 @@ from engine_equality import IN_PROCESS, ON_RAY, SETTINGS, compare
 from fedbilevel.engines import Engine
 from fedbilevel.problem import Task
 from fedbilevel.rng import Address, Kind
-from loopback import can_unshare, loopback_only
+from loopback import loopback_only
 from own_steps import momentum
 from ray_kills import Gated, cluster_of_two, digits, kill_process, trace, with_a_kill
 
@@ -95,9 +95,7 @@ def main(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if not can_unshare():
-        pytest.skip("needs Linux namespaces: unshare -r -n and ip")
+def seen(namespace: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ray")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the benchmarks among them
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -648,5 +648,5 @@ def test_any_override_is_taken_or_refused_as_a_settings_error(section: str, key:
     ],
 )
 def test_a_class_of_another_kind_is_refused_by_what_it_lacks(section: str, cls: str, lacks: str) -> None:
-    with pytest.raises(SettingsError, match=f"{section}.class = '{cls}' is wrong: it lacks {lacks}, which"):
+    with pytest.raises(SettingsError, match=f"{section} = '{cls}' is wrong: it lacks {lacks}, which"):
         load_spec("demo", {f"{section}.name": "python", f"{section}.class": cls})

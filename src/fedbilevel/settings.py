@@ -93,15 +93,14 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
                 f"{where}.class = {address!r} is wrong: it is not a settings class; "
                 "decorate it with fedbilevel.settings"
             )
-        if missing := lacking(table, cls):
-            raise SettingsError(
-                f"{where}.class = {address!r} is wrong: it lacks {', '.join(missing)}, which every one of the "
-                f"{table.kind} has"
-            )
     else:
         if not isinstance(name, str):
             raise SettingsError(f"{where}.name = {name!r} is wrong: use one of: {', '.join(sorted(table))}")
-        cls = table[name]
+        address, cls = name, table[name]
+    if missing := lacking(table, cls):
+        raise SettingsError(
+            f"{where} = {address!r} is wrong: it lacks {', '.join(missing)}, which all {table.kind} have"
+        )
     return from_mapping(cls, values, where)
 
 

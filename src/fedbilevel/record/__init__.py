@@ -6,7 +6,7 @@ A run folder knows its run by a `Plan` only, so that anything can be recorded th
 from ._checkpoint import Checkpoint, flatten_state, restore_state
 from ._environment import environment
 from ._folder import CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
-from ._plan import Plan
+from ._plan import Plan, digest_of
 from ._summary import LEVELS, number, summarise
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Checkpoint",
     "Plan",
     "RunFolder",
+    "digest_of",
     "environment",
     "flatten_state",
     "number",

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """The digest of settings. It leaves out `stop`, so that a run can go on with a larger budget."""
+    decisive = {name: section for name, section in values.items() if name != "stop"}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

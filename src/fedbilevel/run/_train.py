@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..layers import AttackSettings, ChaosSettings, stacked
 from ..names import address_of
 from ..privacy import Privacy
 from ..problem import BilevelProblem, Problem, Task, task_with_test
-from ..record import Plan, RunFolder
+from ..record import Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
 from ._course import Course, Setup
@@ -78,7 +76,7 @@ def train(
     private, liars = _section(Privacy, privacy, "privacy"), _section(AttackSettings, attack, "attack")
     faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
     if isinstance(engine, str | Mapping):
-        rules = _with_engine(rules, choose(ENGINES, engine, "federation.engine"))
+        rules = dataclasses.replace(rules, engine=choose(ENGINES, engine, "federation.engine"))
     if not (engine is None or isinstance(engine, str | Mapping)):
         _check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, budget)
@@ -182,11 +180,6 @@ def _section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S
     return given
 
 
-def _with_engine(rules: FederationSettings, engine: Any) -> FederationSettings:
-    values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(rules)}
-    return FederationSettings(**values | {"engine": engine})
-
-
 def _check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> None:
     """An engine that is given as an object has a problem and clients of its own, which have to be these."""
     sizes = [(p.size_x, p.size_y) for p in (engine.problem, problem)]
@@ -234,9 +227,7 @@ def _plan(
         "evaluate": to_mapping(evaluate),
         "stop": to_mapping(stop),
     }
-    decisive = {name: section for name, section in values.items() if name != "stop"}
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-    return Plan(values, digest, evaluate.every)
+    return Plan(values, digest_of(values), evaluate.every)
 
 
 def _task(spec: Spec) -> Task:

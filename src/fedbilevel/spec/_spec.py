@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,7 @@ from ..names import Names
 from ..privacy import Privacy
 from ..problem import Task
 from ..problems import PROBLEMS, ProblemSettings
-from ..record import Plan
+from ..record import Plan, digest_of
 from ..settings import named, to_mapping
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
@@ -65,8 +63,7 @@ class Spec:
     @property
     def digest(self) -> str:
         """The name of the trajectory: two specs with the same digest differ at most in when they stop."""
-        values = {k: v for k, v in self.to_mapping(changed=True).items() if k != "stop"}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return digest_of(self.to_mapping(changed=True))
 
     @property
     def plan(self) -> Plan:
