@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines._states import CHECKPOINTS, MOST, ClientStates, State
+from fedbilevel.engines._statefile import State
+from fedbilevel.engines._states import CHECKPOINTS, MOST, ClientStates
 
 ALWAYS = 10**9  # a clock after all others
 

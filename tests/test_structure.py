@@ -51,6 +51,7 @@ ROOMS = [
     "data",
     "settings",
     "names",
+    "files",
     "processes",
     "rng",
     "runtime",

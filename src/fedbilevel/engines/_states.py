@@ -15,23 +15,18 @@ A durable store writes every state to its file at once, and finds the files agai
 from __future__ import annotations
 
 import base64
-import hashlib
-import os
 import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from ..errors import CheckpointError, StorageError
+from ..errors import CheckpointError
+from ._statefile import State, read_state, write_state
 
-State = Mapping[str, tuple[Any, ...]]
 MIB = 2**20
 CHECKPOINTS = 3  # as many as a run folder keeps
 MOST = 256  # A durable store has at most this many dated states of a client, even if no checkpoint settles them.
@@ -128,8 +123,6 @@ class ClientStates:
         for client, (old, _) in gone.items():
             if not self._named(client, old) and all(d.clock != old for d in self._clients.get(client, [])):
                 self._file(client, old).unlink(missing_ok=True)
-        if manifest:
-            _sync_folder(self._where())
         return {str(client): f"{old} {digest}" for client, (old, digest) in manifest.items()}
 
     def load(self, manifest: Mapping[str, str]) -> None:
@@ -145,11 +138,13 @@ class ClientStates:
 
     def packed(self) -> dict[str, str]:
         """The files of the states by name, in Base64, for another process that cannot read the files."""
-        return {
-            self._file(client, each.clock).name: base64.b64encode(self._content(client, each)).decode()
-            for client, dated in self._clients.items()
-            for each in dated
-        }
+        packed = {}
+        for client, dated in self._clients.items():
+            for each in dated:
+                self._load(client, each)  # refuses a file that is damaged or missing, by name
+                file = self._file(client, each.clock)
+                packed[file.name] = base64.b64encode(file.read_bytes()).decode()
+        return packed
 
     def unpack(self, files: Mapping[str, str]) -> None:
         """Write the files that another process has packed."""
@@ -201,63 +196,15 @@ class ClientStates:
         return self._where() / f"{client}-{clock}.safetensors"
 
     def _store(self, client: int, dated: _Dated) -> str:
-        """Write a state to its file, unless it is there, and return the digest of the file."""
-        if dated.digest is not None:
-            return dated.digest
-        assert dated.state is not None
-        arrays = {
-            f"{name}/{i}": np.asarray(leaf, order="C")  # `ascontiguousarray` would make a number a vector
-            for name, leaves in dated.state.items()
-            for i, leaf in enumerate(leaves)
-        }
-        content = safetensors.numpy.save(arrays, {"sha256": _sha256(arrays)})
-        file = self._file(client, dated.clock)
-        temporary = file.with_suffix(".tmp")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-            if self._durable:
-                _sync_folder(file.parent)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise StorageError(
-                f"the state of client {client} could not be written to {file}: {error.strerror}; "
-                "earlier files are intact: fix this and continue with --resume"
-            ) from None
-        dated.digest = hashlib.sha256(content).hexdigest()
+        """Write a state to its file, unless it is there, and return the digest of the state."""
+        if dated.digest is None:
+            assert dated.state is not None
+            dated.digest = write_state(self._file(client, dated.clock), dated.state, client)
         return dated.digest
 
-    def _content(self, client: int, dated: _Dated) -> bytes:
-        """The bytes of a file; raises if they are not those that were written."""
-        file = self._file(client, dated.clock)
-        try:
-            content = file.read_bytes()
-            if dated.digest is not None and hashlib.sha256(content).hexdigest() != dated.digest:
-                raise ValueError("its SHA-256 differs from what the checkpoint says")
-        except (OSError, ValueError) as error:
-            raise _unreadable(client, file, error) from None
-        return content
-
     def _load(self, client: int, dated: _Dated) -> State:
-        file = self._file(client, dated.clock)
-        self._content(client, dated)
-        try:
-            with safetensors.safe_open(file, framework="numpy") as opened:
-                written = (opened.metadata() or {}).get("sha256")
-                arrays = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-            if written != _sha256(arrays):
-                raise ValueError("its arrays are not as they were written")
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise _unreadable(client, file, error) from None
-        state: dict[str, list[Any]] = {}
-        for key in sorted(arrays, key=lambda k: (k.rpartition("/")[0], int(k.rpartition("/")[2]))):
-            state.setdefault(key.rpartition("/")[0], []).append(arrays[key])
-        return {name: tuple(leaves) for name, leaves in state.items()}
+        state, dated.digest = read_state(self._file(client, dated.clock), dated.digest, client)
+        return state
 
     def _find(self) -> None:
         """Find the states whose files exist. A file that cannot be read is treated as lost and deleted."""
@@ -274,39 +221,13 @@ class ClientStates:
             except CheckpointError:
                 self._file(client, clock).unlink(missing_ok=True)
                 continue
-            dated.digest = hashlib.sha256(self._file(client, clock).read_bytes()).hexdigest()
             self._resident += _nbytes(dated.state)
             self._clients.setdefault(client, []).append(dated)
-
-
-def _unreadable(client: int, file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"the state of client {client} in {file} cannot be read ({error}); put it back, or start the run again"
-    )
 
 
 def _on_host(leaves: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(leaf) for leaf in leaves)
 
 
-def _sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """The digest of arrays with their names, types and shapes. It lets a file be checked by itself."""
-    made = hashlib.sha256()
-    for key in sorted(arrays):
-        array = arrays[key]
-        made.update(f"{key} {array.dtype} {array.shape}".encode())
-        made.update(array.tobytes())
-    return made.hexdigest()
-
-
 def _nbytes(state: State) -> int:
     return sum(leaf.nbytes for leaves in state.values() for leaf in leaves)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make sure that a renamed file is still in its folder after the machine crashes."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

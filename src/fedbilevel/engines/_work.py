@@ -14,7 +14,8 @@ from ..problem import BilevelProblem
 from ..steps import draw
 from ._call import Call
 from ._expected import expect
-from ._states import ClientStates, State
+from ._statefile import State
+from ._states import ClientStates
 
 
 def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from ._base import Capabilities
 from ._call import Call, Held
 from ._expected import expect
 from ._replies import Fault, Reason, Replies
-from ._states import ClientStates, State
+from ._statefile import State
+from ._states import ClientStates
 from .simulation import Simulation
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads this when it is imported.

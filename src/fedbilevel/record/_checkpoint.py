@@ -6,7 +6,6 @@ run, the ledger, and the SHA-256 of all of it. Nothing is pickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -22,6 +21,7 @@ from safetensors.numpy import save
 
 from .._divergence import Restart
 from ..errors import CheckpointError
+from ..files import arrays_digest
 
 S = TypeVar("S")
 HELD = (  # the types of arrays that safetensors writes from NumPy and reads back as they were
@@ -161,7 +161,7 @@ def encode(checkpoint: Checkpoint, seal: Seal) -> bytes:
     if checkpoint.clients:
         header["clients"] = json.dumps(dict(checkpoint.clients))
     arrays = {name: _in_order(array) for name, array in checkpoint.arrays.items()}
-    header["sha256"] = _sha256(arrays, header)
+    header["sha256"] = arrays_digest(arrays, json.dumps(header, sort_keys=True))
     return bytes(save(arrays, header))
 
 
@@ -174,7 +174,7 @@ def decode(path: Path) -> tuple[Checkpoint, Seal]:
         with safe_open(path, framework="numpy") as file:
             header = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        written, found = header.pop("sha256"), _sha256(arrays, header)
+        written, found = header.pop("sha256"), arrays_digest(arrays, json.dumps(header, sort_keys=True))
         checkpoint = Checkpoint(
             arrays,
             iteration=int(header["iteration"]),
@@ -196,11 +196,3 @@ def _in_order(array: np.ndarray) -> np.ndarray:
     It would write the memory of any other array as it lies there, and so other numbers.
     """
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
-
-
-def _sha256(arrays: Mapping[str, np.ndarray], header: Mapping[str, str]) -> str:
-    """The SHA-256 of everything in a checkpoint."""
-    made = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name, a in sorted(arrays.items()):
-        made.update(f"{name} {a.dtype} {a.shape}\n".encode() + a.tobytes())
-    return made.hexdigest()

@@ -18,7 +18,6 @@ in a file as a path.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -26,11 +25,11 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, final
 
 from ..errors import CheckpointError, RunFolderError, StorageError
+from ..files import write_whole
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
 from ._plan import Plan
@@ -169,29 +168,7 @@ class RunFolder:
 
     def _write(self, name: str, content: str | bytes) -> None:
         temporary = self.file(f".{name}.tmp")  # one of TEMPORARY
-        data = content.encode() if isinstance(content, str) else content
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(self.file(name))
-            self._sync()
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # half a file is of no use, and takes up space
-            raise
-
-    def _sync(self) -> None:
-        """Have the system write down the names in the folder: without it a rename may be lost with the power."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
-                raise
-        finally:
-            os.close(descriptor)
+        write_whole(self.file(name), content.encode() if isinstance(content, str) else content, temporary)
 
     def _failed(self, name: str, error: OSError) -> StorageError:
         return StorageError(
