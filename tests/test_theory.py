@@ -20,12 +20,11 @@ from fedbilevel.errors import SettingsError
 from fedbilevel.federation import Federation
 from fedbilevel.problems import Quadratic
 from fedbilevel.studies import theory as study
-from fedbilevel.studies.theory_measure import (
+from fedbilevel.studies.theory._convergence import dense_descent, federated_descent
+from fedbilevel.studies.theory._sampling import (
     Case,
     Dials,
     compare,
-    dense_descent,
-    federated_descent,
     hard_case,
     lower_map,
     products,

@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import rng
-from ..algorithms import AggITD
-from ..engines import Engine
-from ..federation import Federation
-from ..problems.quadratic import Quadratic, QuadraticTask
-from ..theory import Theory
+from ... import rng
+from ...problems.quadratic import Quadratic, QuadraticTask
+from ...theory import Theory
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -233,67 +230,3 @@ def _upper_gradient(case: Case, y: Array, J: Array, c: Array) -> Array:
 
 def _mean_square(rows: Array) -> float:
     return float((rows**2).sum(-1).mean())
-
-
-class Descent(NamedTuple):
-    """Runs of FBO-AggITD: 1/K Σ_k ||∇f(x_k)||² of each, and the largest ||(x, y)|| on the way."""
-
-    means: Array
-    radius: float
-
-
-def dense_descent(task: QuadraticTask, theory: Theory, tau: int, K: int, seeds: int) -> Descent:
-    """Run FBO-AggITD from zero with the theorem's step sizes, `seeds` runs side by side.
-
-    Every draw takes one row of each client. The arithmetic is the federation's, in float64 and without messages,
-    so that K may be larger than a federation can run.
-    """
-    A, B, b, J, c = wide(task)
-    (m, rows, q), p, N, lam = b.shape, task.size_x, theory.N, theory.lam
-    g = rng.generator(0, "theory", "descent", K)
-    P, U = lower_map(A, theory.beta_k, tau), lower_map(J[:, :p, :p], theory.alpha_k, tau)
-    shrink = np.eye(q) - lam * A.mean(0)
-    powers = np.stack([lam * (N + 1) * np.linalg.matrix_power(shrink, N - Q) for Q in range(N + 1)])
-    A_m, B_m, b_m, J_m, c_m = A.mean(0), B.mean(0), b.mean((0, 1)), J.mean(0), c.mean((0, 1))
-    slope = np.stack([task.hypergradient(e) for e in np.eye(p)]) - task.hypergradient(np.zeros(p))
-    offset = task.hypergradient(np.zeros(p))
-    x, y, total, radius = np.zeros((seeds, p)), np.zeros((seeds, q)), np.zeros(seeds), 0.0
-    b_rows, c_rows, clients = b - b.mean(1, keepdims=True), c - c.mean(1, keepdims=True), np.arange(m)
-    for _ in range(K):
-        total += ((x @ slope + offset) ** 2).sum(1)
-        noise_b = b_rows[clients, g.integers(rows, size=(N, seeds, m))].mean(2)
-        noise_c = c_rows[clients, g.integers(rows, size=(2, seeds, m))].mean(2)
-        Q = g.integers(N + 1, size=seeds)
-        start, constant = y, x @ B_m.T + b_m
-        for t in range(N):
-            y = y - (y @ A_m + constant + noise_b[t]) @ P.T
-            start = np.where((t < Q)[:, None], y, start)
-        z = np.concatenate([x, start], 1) @ J_m[:, p:] + c_m[p:] + noise_c[0, :, p:]
-        direct = np.concatenate([x, y], 1) @ J_m[:, :p] + c_m[:p] + noise_c[1, :, :p]
-        x = x - (direct - np.einsum("sij,sj->si", powers[Q], z) @ B_m) @ U.T
-        radius = max(radius, float(np.sqrt((x**2).sum(1) + (y**2).sum(1)).max()))
-    return Descent(total / K, radius)
-
-
-def federated_descent(task: QuadraticTask, engine: Engine, theory: Theory, tau: int, K: int) -> Descent:
-    """Do one such run with the library's own FBO-AggITD on the engine of a federation."""
-    algorithm = AggITD(
-        N=theory.N,
-        lam=theory.lam,
-        alpha=theory.alpha_k,
-        beta=theory.beta_k,
-        participation=1.0,
-        lower_steps=tau,
-        upper_steps=tau,
-        share_steps=True,
-        batch_zeta=1,
-        batch_xi=1,
-        batch_zeta_local="full",  # The noise of a quadratic cancels in a local step.
-    )
-    fed = Federation(engine, seed=K)
-    state, total, radius = algorithm.init(task.problem), 0.0, 0.0
-    for _ in range(K):
-        total += float((task.hypergradient(state.x) ** 2).sum())
-        state = algorithm.step(fed, state)
-        radius = max(radius, float(np.hypot(np.linalg.norm(state.x), np.linalg.norm(state.y))))
-    return Descent(np.array([total / K]), radius)

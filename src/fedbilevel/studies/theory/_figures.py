@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report import INK, MARK, canvas
+from ...report import INK, MARK, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
