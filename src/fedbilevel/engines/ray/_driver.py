@@ -1,139 +1,30 @@
-"""The simulation spread over a Ray cluster: the extra `fedbilevel[ray]`.
-
-The cohort is cut into contiguous parts, one for each actor. An actor is a long-lived process with its own
-`Simulation`. All parts have the same size, because the last one is filled up with its last client, so nothing
-compiles twice. Replies come back stacked in the order of the cohort. The federation checks each client's reply as
-with any engine, and adds the parts in a fixed order: with one actor the numbers equal those of `Simulation` bit
-for bit.
-
-Each version of a held vector is put into Ray's object store once, and goes from there to each node once. A step is
-pure and an actor has only data, so an actor or a node that dies is replaced and asked again, and the numbers do
-not change. For the same reason the clients' states stay with the driver. They are sent to the actor with the part
-and come back with the replies, so an actor that dies takes no client's state with it.
-"""
+"""The driver: cuts a cohort into parts, asks the actors, and keeps what clients keep."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from ..data import Clients
-from ..errors import FedBilevelError, SettingsError, StepError
-from ..problem import BilevelProblem, Over
-from ..rng import Address
-from ..runtime import cache_programs, keep_memory
-from ..steps import Descriptor, PerClient, find_step
-from ._base import Capabilities
-from ._call import Call, Held
-from ._expected import expect
-from ._replies import Fault, Reason, Replies
-from ._statefile import State
-from ._states import ClientStates
-from .simulation import Simulation
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads this when it is imported.
-os.environ.setdefault("RAY_AUTH_MODE", "token")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-try:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-    from ray.util import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-except ImportError:
-    raise SettingsError("engine ray needs an extra: pip install 'fedbilevel[ray]'") from None
+from ...data import Clients
+from ...errors import FedBilevelError, SettingsError, StepError
+from ...problem import BilevelProblem, Over
+from ...steps import PerClient
+from .._base import Capabilities
+from .._call import Call, Held
+from .._expected import expect
+from .._replies import Fault, Reason, Replies
+from .._states import ClientStates
+from ._actor import Part, Worker
+from ._extra import ray
 
 PAUSE = 0.2  # seconds before a part is asked for again
-
-
-class Part(NamedTuple):
-    """The request to an actor: a call on its part of the cohort, without the arrays.
-
-    `clients` is filled up to the common size; the first `asked` of them are really asked.
-    """
-
-    step: str
-    address: Address
-    clients: tuple[int, ...]
-    asked: int
-    versions: tuple[tuple[str, int], ...]
-    constants: Mapping[str, Any]
-    samples: Mapping[str, Descriptor]
-    states: Mapping[int, State]
-
-
-class Answer(NamedTuple):
-    """What an actor returns: the fields of the replies, and what each client keeps."""
-
-    fields: dict[str, Any]
-    kept: dict[int, State]
-
-
-class Worker:
-    """An actor: a simulation of any clients that it is asked for."""
-
-    def __init__(self, settings: Mapping[str, Any], cpu_devices: int) -> None:
-        jax.config.update("jax_num_cpu_devices", cpu_devices)
-        keep_memory()
-        cache_programs()
-        self._settings = settings
-        self._simulation: Simulation | None = None
-
-    def reply(self, task: list[Any], part: Part, down: tuple[Any, Any], *held: Any) -> Answer:
-        """Like `answer`. The task comes with every call because a replaced actor has to read it again."""
-        return answer(self._prepared(task), part, down, held)
-
-    def prepare(self, task: list[Any]) -> None:
-        """Build the simulation before the first round, so that errors appear early."""
-        self._prepared(task)
-
-    def _prepared(self, task: list[Any]) -> Simulation:
-        if self._simulation is None:
-            problem, clients = ray.get(task[0])
-            self._simulation = Simulation(problem, clients, **self._settings)
-        return self._simulation
-
-    def whereabouts(self) -> tuple[str, int]:
-        """The node and the process."""
-        return str(ray.get_runtime_context().get_node_id()), os.getpid()
-
-
-def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> Answer:
-    """The stacked replies of the clients really asked, by field, and what these clients keep."""
-    arrays, rows = down
-    importlib.import_module(part.step.partition(":")[0])
-    shelf = {name: Held(version, value, ()) for (name, version), value in zip(part.versions, held, strict=True)}
-    states = simulation.capabilities.states
-    assert states is not None
-    states.clear()
-    for client, state in part.states.items():
-        states.write(client, 0, state, 0)
-    call = Call(
-        step=find_step(part.step),
-        address=part.address,
-        clients=part.clients,
-        held=shelf,
-        arrays=arrays,
-        constants=part.constants,
-        rows=rows,
-        samples=part.samples,
-        clock=1,
-    )
-    chunks = [replies.reply._asdict() for replies in simulation.replies(call)]
-    fields = {
-        name: None if value is None else np.concatenate([np.asarray(c[name]) for c in chunks])[: part.asked]
-        for name, value in chunks[0].items()
-    }
-    kept = {client: states.read(client, 2) for client in part.clients[: part.asked]} if call.keeps else {}
-    return Answer(fields, kept)
 
 
 class Ray:
@@ -167,30 +58,30 @@ class Ray:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
         settings = dict(over=over, memory_limit=memory_limit, devices=devices)
         see = jax.config.values["jax_num_cpu_devices"]  # an actor's JAX sees as many as this process'
-        places = placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
+        places = ray.util.placement_group([{"CPU": 1}] * actors, strategy="SPREAD")
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Worker)
         fresh: Any = problem
         if dataclasses.is_dataclass(fresh) and not isinstance(fresh, type):
             fresh = dataclasses.replace(fresh)  # without its caches, which cannot be sent
         self._task = ray.put((fresh, clients))
+        at = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         self.actors = [
-            make.options(scheduling_strategy=PlacementGroupSchedulingStrategy(places, i)).remote(settings, see)
-            for i in range(actors)
+            make.options(scheduling_strategy=at(places, i)).remote(settings, see) for i in range(actors)
         ]
         self._places = places
         self._held: dict[str, tuple[int, Any]] = {}
         try:
             ray.get([actor.prepare.remote([self._task]) for actor in self.actors], timeout=timeout)
-        except GetTimeoutError:
+        except ray.exceptions.GetTimeoutError:
             raise SettingsError(
                 f"actors = {actors} is wrong: the cluster has not started them within {timeout:g} s; "
                 "use fewer, or add nodes"
             ) from None
-        except RayTaskError as error:
+        except ray.exceptions.RayTaskError as error:
             raise (
                 error.cause if isinstance(error.cause, FedBilevelError) else StepError(str(error.cause))
             ) from None
-        except RayError as error:
+        except ray.exceptions.RayError as error:
             raise StepError(f"an actor cannot start: {str(error).strip().splitlines()[-1]}") from error
 
     def replies(self, call: Call) -> Iterator[Replies]:
@@ -217,15 +108,15 @@ class Ray:
                     reply = call.step.reply_type(**fields)
                     yield Replies(clients=asked, reply=reply, wire=(message_bytes(fields), size))
                     break
-                except RayTaskError as error:
+                except ray.exceptions.RayTaskError as error:
                     if isinstance(error.cause, FedBilevelError):
                         raise error.cause from None
                     raise StepError(f"{call}: {type(error.cause).__name__}: {error.cause}") from error
-                except GetTimeoutError:
+                except ray.exceptions.GetTimeoutError:
                     late = Reason(Fault.ABSENT, f"no reply within {self._timeout:g} s")
                     yield Replies(refused=dict.fromkeys(asked, late), wire=(0, size))
                     break
-                except RayError:  # the actor is being replaced, or the reply was lost with its node
+                except ray.exceptions.RayError:  # the actor is being replaced, or the reply was lost with its node
                     time.sleep(PAUSE)
                     running[i] = ask(i)
 
@@ -233,7 +124,7 @@ class Ray:
         """End the actors; they also end with this process."""
         for actor in self.actors:
             ray.kill(actor)
-        remove_placement_group(self._places)
+        ray.util.remove_placement_group(self._places)
         self._states.clear()
 
     def whereabouts(self) -> list[tuple[str, int]]:
