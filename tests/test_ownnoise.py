@@ -123,6 +123,36 @@ def test_beyond_its_limit_a_site_uploads_nothing(quadratic: QuadraticTask, tmp_p
     sent(engine(quadratic, tmp_path, noise=10.0, limit=1.05 * bound), call(2))
 
 
+@pytest.mark.parametrize("changed", [{"noise": 2 * SIGMA}, {"clip": 2e3}])
+def test_changing_sigma_or_the_bound_on_the_same_request_does_not_show_the_contribution(
+    quadratic: QuadraticTask, tmp_path: Path, changed: dict[str, float]
+) -> None:
+    """With equal ξ, two uploads c + σ C ξ and c + 2 σ C ξ would be two equations for c and ξ."""
+    first = {"noise": SIGMA, "clip": 1e3}  # a bound that clips nothing
+    one, other = (sent(engine(quadratic, tmp_path / "a", **both), call()) for both in (first, first | changed))
+    truth = sent(engine(quadratic, tmp_path / "q", noise=QUIET, clip=1e3), call())
+    assert np.abs(2 * one - other - truth).max() > 0.1 * SIGMA * 1e3
+
+
+def test_a_key_that_others_can_read_is_refused(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    engine(quadratic, tmp_path)
+    (tmp_path / KEY).chmod(0o644)
+    with pytest.raises(fb.SettingsError, match=rf"{KEY} is a secret that others can read: its mode is 644"):
+        engine(quadratic, tmp_path)
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(KEY, SPENT), (SPENT, KEY)])
+def test_a_site_that_lost_its_secret_or_its_account_does_not_start(
+    quadratic: QuadraticTask, tmp_path: Path, lost: str, kept: str
+) -> None:
+    """Without its account a site would begin to count at zero."""
+    sent(engine(quadratic, tmp_path), call())
+    (tmp_path / lost).unlink()
+    with pytest.raises(fb.SettingsError, match=rf"restore .*{lost}, or delete both"):
+        engine(quadratic, tmp_path)
+    assert not (tmp_path / lost).exists(), "nothing was made in its place"
+
+
 @pytest.mark.parametrize(("file", "content"), [(KEY, "short"), (SPENT, "{"), (SPENT, '{"uploads": "many"}')])
 def test_damaged_files_are_named(quadratic: QuadraticTask, tmp_path: Path, file: str, content: str) -> None:
     (tmp_path / file).write_text(content)
