@@ -12,6 +12,7 @@ from typing import Any
 # Before JAX is imported: compiled programs are kept for all tests, workers and the processes they start.
 PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "programs"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+os.environ.setdefault("FEDBILEVEL_STATE", str(PROGRAMS.parent / "state"))  # the tests have a secret of their own
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

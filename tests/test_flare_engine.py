@@ -319,7 +319,8 @@ def request(number: int, session: str = "s", **more: Any) -> bytes:
         "round": number,
         "session": session,
         "step": counted.address,
-        "address": [0, "round", 0],
+        "address": ["round", 0],
+        "keys": {},
     }
     header |= {"clock": 0, "settled": 0, "kept": None}
     header |= {"client": 0, "held": {"y": 7}, "constants": {}, "samples": {}} | more
@@ -369,8 +370,12 @@ def test_a_new_session_holds_nothing(site: Site) -> None:
         ({"client": True}, "the header has no client that is a int"),
         ({"clock": None}, "the header has no clock that is a int"),
         ({"settled": "0"}, "the header has no settled that is a int"),
-        ({"address": [0, "local", 0]}, "an address is described as [0, 'local', 0]"),
-        ({"address": [0, "round"]}, "an address is described as [0, 'round']"),
+        ({"address": ["local", 0]}, "an address is described as ['local', 0]"),
+        ({"address": ["round"]}, "an address is described as ['round']"),
+        (
+            {"samples": {"zeta": {"kind": "sample", "part": "lower", "size": 2}}},
+            "the key of the draws for 'zeta' is not 16 bytes",
+        ),
         ({"samples": {"zeta": {"kind": "all"}}}, "a sample is described as {'kind': 'all'}"),
         ({"samples": {"zeta": {"kind": "sample", "part": "_x"}}}, "a sample is of the part '_x'"),
     ],

@@ -14,11 +14,13 @@ import pytest
 from fedbilevel import Accountant, Agents, AggITD, Engine, Federation, Loop, Policies, Privacy, stacked, train
 from fedbilevel._probes import losses
 from fedbilevel.engines import Call, Replies
+from fedbilevel.errors import StepError
 from fedbilevel.layers import Attack, AttackSettings, Chaos, ChaosSettings, NoisyReplies
 from fedbilevel.layers._attack import attackers
 from fedbilevel.layers._chaos import KINDS
 from fedbilevel.ledger import Event
 from fedbilevel.oracle import Oracle
+from fedbilevel.privacy import Secret
 from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.rng import Kind
@@ -26,6 +28,7 @@ from fedbilevel.steps import Draw, Own, Sample, Y, client_step, present
 
 CLIP, SIGMA, SCALE = 0.5, 0.01, 50.0
 PRIVACY = Privacy(mode="local", clip=CLIP, noise=SIGMA)
+SECRET = Secret(bytes(range(32)))
 ATTACK = AttackSettings(kind="scaled", scale=SCALE, share=0.2)
 CHAOS = ChaosSettings(**dict.fromkeys(KINDS, 0.04), seed=2)
 
@@ -102,7 +105,7 @@ def test_capabilities_pass_through_every_layer_and_a_users_own(
 
 
 def test_clients_whose_engine_adds_noise_get_none_a_second_time(loop: Loop) -> None:
-    noisy = Watching(NoisyReplies(loop, PRIVACY))
+    noisy = Watching(NoisyReplies(loop, PRIVACY, SECRET))
     assert stacked(noisy, privacy=PRIVACY) is noisy
     assert from_the_outside(stacked(noisy, privacy=PRIVACY, attack=ATTACK)) == [
         Attack,
@@ -174,7 +177,7 @@ def test_attackers_obey_no_bound_the_honest_do_and_every_fault_is_noticed(
     quadratic: QuadraticTask, loop: Loop
 ) -> None:
     """What arrives at the server under local privacy, with a fifth of liars and all kinds of faults."""
-    server = Watching(stacked(loop, privacy=PRIVACY, attack=ATTACK, chaos=CHAOS))
+    server = Watching(stacked(loop, privacy=PRIVACY, secret=SECRET, attack=ATTACK, chaos=CHAOS))
     policies = Policies(deadline=5.0).under_privacy()
     fed = Federation(server, policies=policies, accountant=Accountant(PRIVACY))
     algorithm = AggITD(N=1, alpha=0.1, beta=0.01, participation=1.0)
@@ -184,7 +187,7 @@ def test_attackers_obey_no_bound_the_honest_do_and_every_fault_is_noticed(
 
     liars = attackers(20, ATTACK.share, 0)
     assert len(liars) == 4
-    honest = stacked(loop, privacy=PRIVACY)
+    honest = stacked(loop, privacy=PRIVACY, secret=SECRET)
     computed: dict[Any, dict[int, Any]] = {}
     longest = {True: 0.0, False: 0.0}
     beyond = compared = 0
@@ -261,11 +264,16 @@ def events(nested: dict[str, dict[str, dict[str, int]]]) -> Iterator[tuple[Event
 
 
 def test_measurements_and_work_without_messages_have_no_layer(loop: Loop) -> None:
-    """Attackers, faults and noise are in rounds only."""
-    made = stacked(loop, privacy=PRIVACY, attack=ATTACK, chaos=ChaosSettings(nan=1.0))
+    """Attackers, faults and noise are in rounds only. With local privacy there are no measurements."""
+    made = stacked(loop, attack=ATTACK, chaos=ChaosSettings(nan=1.0))
+    private = stacked(loop, privacy=PRIVACY, attack=ATTACK, chaos=ChaosSettings(nan=1.0))
     at = dict(x=loop.problem.flat_x.vector, y=loop.problem.flat_y.vector)
     asked = dict(**at, xi=Sample("upper"), zeta=Sample("lower"))
     for kind in (Kind.PROBE, Kind.LOCAL):
         call = Federation(loop).call(kind, losses, range(20), asked)
-        found, wanted = ([np.asarray(chunk.reply) for chunk in engine.replies(call)] for engine in (made, loop))
-        np.testing.assert_array_equal(found, wanted)
+        wanted = [np.asarray(chunk.reply) for chunk in loop.replies(call)]
+        for engine in (made,) if kind is Kind.PROBE else (made, private):
+            np.testing.assert_array_equal([np.asarray(chunk.reply) for chunk in engine.replies(call)], wanted)
+        if kind is Kind.PROBE:
+            with pytest.raises(StepError, match="losses: a measurement without noise is not private"):
+                list(private.replies(call))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedbilevel.ledger import Account, Event, Exclusion, Ledger, counted
 from fedbilevel.policies import Conduct
-from fedbilevel.privacy import ClientUploads, CohortUploads
 
 
 def through_json(ledger: Ledger) -> Ledger:
@@ -25,7 +24,6 @@ FULL = Ledger(
     probes={"losses": Account(rounds=1)},
     rejected=Counter({Event(3, "gradients", "q is not finite"): 2, Event(12, "upper_steps", "no answer"): 1}),
     injected=Counter({Event(3, "gradients", "nan"): 2, Event(12, "upper_steps", "drop"): 1}),
-    releases=Counter({CohortUploads(10, 5): 7, CohortUploads(10, 6): 2, ClientUploads(4): 9, ClientUploads(0): 1}),
     exclusions=[Exclusion(3, 9, 59), Exclusion(3, 70, 120)],
     conduct=Conduct(strikes={12: 2}, until={3: 120}),
     local=5,
@@ -38,7 +36,6 @@ def test_everything_in_the_books_comes_back_from_json() -> None:
     again = through_json(FULL)
     assert again == FULL
     assert (again.rounds, again.clock, again.bytes_up, again.seconds) == (7, 12, 40, 0.25)
-    assert {type(release) for release in again.releases} == {CohortUploads, ClientUploads}
     assert {type(event) for book in (again.rejected, again.injected) for event in book} == {Event}
     assert {type(each) for each in again.exclusions} == {Exclusion}
 
@@ -46,10 +43,9 @@ def test_everything_in_the_books_comes_back_from_json() -> None:
 def test_a_ledger_goes_on_counting_where_the_one_before_it_ended() -> None:
     again = through_json(FULL)
     again.rejected[Event(3, "gradients", "q is not finite")] += 1
-    again.releases[ClientUploads(4)] += 1
     again.forgotten[12] += 1
     assert again.rejected[Event(3, "gradients", "q is not finite")] == 3
-    assert (again.releases[ClientUploads(4)], again.forgotten[12], again.forgotten[1]) == (10, 3, 0)
+    assert (again.forgotten[12], again.forgotten[1]) == (3, 0)
 
 
 def test_an_empty_ledger_says_little_and_comes_back_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import stat
 from functools import partial
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_changing_sigma_or_the_bound_on_the_same_request_does_not_show_the_contr
     quadratic: QuadraticTask, tmp_path: Path, changed: dict[str, float]
 ) -> None:
     """With equal ξ, two uploads c + σ C ξ and c + 2 σ C ξ would be two equations for c and ξ."""
-    first = {"noise": SIGMA, "clip": 1e3}  # a bound that clips nothing
+    first: dict[str, Any] = {"noise": SIGMA, "clip": 1e3}  # a bound that clips nothing
     one, other = (sent(engine(quadratic, tmp_path / "a", **both), call()) for both in (first, first | changed))
     truth = sent(engine(quadratic, tmp_path / "q", noise=QUIET, clip=1e3), call())
     assert np.abs(2 * one - other - truth).max() > 0.1 * SIGMA * 1e3
@@ -153,8 +154,32 @@ def test_a_site_that_lost_its_secret_or_its_account_does_not_start(
     assert not (tmp_path / lost).exists(), "nothing was made in its place"
 
 
+def test_an_account_of_nothing_is_no_reason_to_refuse(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    """The account is made before the secret, and the power may fail in between."""
+    engine(quadratic, tmp_path)
+    (tmp_path / KEY).unlink()
+    sent(engine(quadratic, tmp_path), call())
+
+
+def test_an_upload_is_on_disk_before_it_is_sent(
+    quadratic: QuadraticTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file, and after its renaming the folder, are written down by the system."""
+    own, synced = engine(quadratic, tmp_path), list[bool]()
+    real = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    sent(own, call())
+    assert synced == [False, True]
+
+
 @pytest.mark.parametrize(("file", "content"), [(KEY, "short"), (SPENT, "{"), (SPENT, '{"uploads": "many"}')])
 def test_damaged_files_are_named(quadratic: QuadraticTask, tmp_path: Path, file: str, content: str) -> None:
+    engine(quadratic, tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(fb.SettingsError, match=file):
         engine(quadratic, tmp_path)
@@ -164,7 +189,11 @@ def test_damaged_files_are_named(quadratic: QuadraticTask, tmp_path: Path, file:
 
 
 def federation(
-    task: QuadraticTask, folder: Path, noises: list[float | None], asked: float | None
+    task: QuadraticTask,
+    folder: Path,
+    noises: list[float | None],
+    asked: float | None,
+    accountant: fb.Accountant | None = None,
 ) -> fb.Federation:
     """Sites in this process, with noise of their own; the run has local privacy if `asked`."""
     sites = {}
@@ -187,7 +216,7 @@ def federation(
         return fb.Federation(flare, seed=3)
     privacy = fb.Privacy(mode="local", noise=asked, clip=CLIP)
     assert fb.stacked(flare, privacy=privacy) is flare, "the sites add the noise, and nobody else"
-    return fb.Federation(flare, seed=3, accountant=fb.Accountant(privacy))
+    return fb.Federation(flare, seed=3, accountant=accountant or fb.Accountant(privacy))
 
 
 def ask(fed: fb.Federation) -> np.ndarray:
@@ -197,12 +226,12 @@ def ask(fed: fb.Federation) -> np.ndarray:
 
 def test_the_server_adds_no_noise_of_its_own_and_books_epsilon(quadratic: QuadraticTask, tmp_path: Path) -> None:
     quiet = ask(federation(quadratic, tmp_path / "quiet", [QUIET] * 3, None))
-    fed = federation(quadratic, tmp_path / "noisy", [SIGMA] * 3, SIGMA)
+    accountant = fb.Accountant(fb.Privacy(mode="local", noise=SIGMA))
+    fed = federation(quadratic, tmp_path / "noisy", [SIGMA] * 3, SIGMA, accountant)
     noise = np.concatenate([ask(fed) - quiet for _ in range(200)])
     assert noise.std() == pytest.approx(SIGMA * CLIP / np.sqrt(3), rel=0.08)
-    assert fed.ledger.releases == {ClientUploads(i): 200 for i in range(3)}
-    spent = fb.Accountant(fb.Privacy(mode="local", noise=SIGMA)).epsilon(fed.ledger.releases, 3)
-    assert spent == local_epsilon(200, SIGMA, 1e-5)
+    assert accountant.releases == {ClientUploads(i): 200 for i in range(3)}
+    assert accountant.epsilon(3) == local_epsilon(200, SIGMA, 1e-5)
 
 
 def test_a_site_that_adds_less_than_the_run_promises_takes_no_part(

@@ -5,11 +5,15 @@ Each attack succeeded to about 1e-6 when noise was a function of the seed, the r
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +22,13 @@ import pytest
 import fedbilevel as fb
 from fakes import Watching
 from fedbilevel import rng
+from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ListedClients
 from fedbilevel.engines import Call, Engine, Replies
+from fedbilevel.engines.flare import Flare, Site, unpack
+from fedbilevel.engines.flare.server import Delivery
+from fedbilevel.privacy import Books, CohortUploads, Entry, Secret, machine_secret
+from fedbilevel.privacy._secret import standard_normal
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import present
 
@@ -136,3 +145,174 @@ def test_who_knows_the_seed_cannot_guess_the_cohorts(quadratic: QuadraticTask) -
     guess = {p: rng.generator(SEED, "cohort", p).choice(count, size, replace=False) for p in drawn}
     assert len(drawn) == rounds
     assert not any(tuple(sorted(guess[place])) == asked[place] for place in drawn)
+
+
+def test_a_measurement_of_clients_is_refused_in_a_private_federation(quadratic: QuadraticTask) -> None:
+    @fb.settings
+    class Curious:
+        """Looks at the clients' gradients without noise."""
+
+        needs_server: ClassVar[bool] = True
+
+        def init(self, problem: Any, clients: int) -> Any:
+            return fb.LFedNest().init(problem, clients)
+
+        def step(self, fed: fb.Federation, state: Any) -> Any:
+            fed.hold(x=state.x, y=state.y)
+            fed.probe(lower_gradient, zeta=fb.Sample("lower"))
+            return state
+
+    for mode in ("central", "local"):
+        with pytest.raises(fb.SettingsError, match="lower_gradient is a measurement of clients"):
+            fb.train(
+                quadratic.problem,
+                quadratic.clients,
+                Curious(),
+                stop={"iterations": 1},
+                privacy=PRIVACY | {"mode": mode},
+            )
+
+
+class Post:
+    """Sites in this process, and all messages on their way."""
+
+    def __init__(self, task: QuadraticTask) -> None:
+        self.sites = {f"site-{i}": Site(task.problem, task.clients.data[i]) for i in range(3)}
+        self.messages: list[bytes] = []
+
+    def __call__(self, requests: Any, timeout: float, /) -> Delivery:
+        replies = {name: self.sites[name].answer(request) for name, request in requests.items()}
+        self.messages += [*requests.values(), *replies.values()]
+        return Delivery(replies, {})
+
+
+def test_a_site_is_given_keys_of_its_own_draws_and_neither_the_seed_nor_the_secret(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    """And neither has the run folder, nor what is written about the run."""
+    secret, seed = Secret(bytes(range(1, 33))), 987654321
+    post = Post(quadratic)
+    engine = Flare(quadratic.problem, list(post.sites), post)
+    clients = ListedClients(quadratic.clients.data[:3])
+    options: dict[str, Any] = {"engine": engine, "stop": {"iterations": 2}, "privacy": PRIVACY, "seed": seed}
+    fb.train(quadratic.problem, clients, METHOD, out=tmp_path / "run", secret=secret, **options)
+    headers = [unpack(message).header for message in post.messages]
+    steps = [header for header in headers if header["kind"] == "step"]
+    assert any(header["keys"] for header in steps)
+    known = {key for header in steps for key in header["keys"].values()}
+    searched = {
+        rng.key(seed, "round", place, name, client).hex()
+        for place in range(10)
+        for name in {name for header in steps for name in header["keys"]}
+        for client in range(3)
+    }
+    assert not known & searched, "the keys are not those of the seed, which can be searched"
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    for raw in (secret.key, secret.root(seed)):
+        for written in (raw, raw.hex().encode(), base64.b64encode(raw)):
+            assert not any(written in content for content in [*post.messages, *files])
+    assert not any(str(seed).encode() in message for message in post.messages)
+
+
+def test_the_samples_of_a_public_run_are_the_same_at_sites_and_in_a_simulation(
+    quadratic: QuadraticTask,
+) -> None:
+    post, clients = Post(quadratic), ListedClients(quadratic.clients.data[:3])
+    options: dict[str, Any] = {"stop": {"iterations": 2}, "seed": SEED}
+    method = dataclasses.replace(METHOD, batch_zeta=2, batch_zeta_local=1)
+    engine = Flare(quadratic.problem, list(post.sites), post)
+    there = fb.train(quadratic.problem, clients, method, engine=engine, **options)
+    here = fb.train(quadratic.problem, clients, method, engine="loop", **options)
+    np.testing.assert_array_equal(there.x, here.x)
+
+
+# ---------------------------------------------------------------------------------------- the secret and the books
+
+
+def test_noise_is_standard_normal_and_the_same_for_the_same_key() -> None:
+    a, b = (standard_normal(key, (300, 701)) for key in (b"one", b"two"))
+    np.testing.assert_array_equal(a, standard_normal(b"one", (300, 701)))
+    sorted_, n = np.sort(a.ravel()), a.size
+    expected = np.asarray([NormalDist().cdf(float(value)) for value in sorted_[:: n // 1000]])
+    distance = np.abs(expected - np.arange(n)[:: n // 1000] / n).max()
+    assert distance < 1.95 / np.sqrt(n), "the test of Kolmogorov and Smirnov, at a level of 0.001"
+    assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / np.sqrt(n)
+    assert abs(np.corrcoef(a.ravel()[1:], a.ravel()[:-1])[0, 1]) < 4 / np.sqrt(n)
+    assert standard_normal(b"", ()).shape == () and standard_normal(b"", (0,)).size == 0
+
+
+def test_the_secret_of_a_machine_is_made_once_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBILEVEL_STATE", str(tmp_path / "state"))
+    first = machine_secret()
+    assert machine_secret() == first and repr(first) == "Secret()"
+    (file,) = (tmp_path / "state").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert first.of_run("a").key != first.of_run("b").key != first.key
+    file.chmod(0o640)
+    with pytest.raises(fb.SettingsError, match=r"noise.key is a secret that others can read: its mode is 640"):
+        machine_secret()
+    file.chmod(0o600)
+    file.write_text("00" * 31)
+    with pytest.raises(fb.SettingsError, match=r"noise.key is not a secret of 256 bits"):
+        machine_secret()
+
+
+ENTRIES = [Entry(0, 4, (), 3, "a"), Entry(0, 4, (), 2, "b"), Entry(5, 4, (), 3, "c")]
+
+
+def test_books_are_continued_and_a_repetition_is_booked_once(tmp_path: Path) -> None:
+    file = tmp_path / "privacy.jsonl"
+    books = Books([file])
+    for entry in (*ENTRIES[:2], ENTRIES[1]):
+        books.book(entry)
+    again = Books([file])
+    assert again.name == books.name and again.cohorts == {CohortUploads(4, 5): 1}
+    for entry in ENTRIES:
+        again.book(entry)
+    assert again.cohorts == {CohortUploads(4, 5): 1, CohortUploads(4, 3): 1}
+    with file.open("a") as stream:
+        stream.write('{"drawn": 9, "coh')  # the power failed: nothing was released
+    assert Books([file]).cohorts == again.cohorts
+
+
+def test_books_in_two_places_complete_each_other(tmp_path: Path) -> None:
+    """A server keeps its own books, because the folder that it is sent with a job may be older."""
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    first = Books([one], "run")
+    first.book(ENTRIES[0])
+    second = Books([two], "run")
+    for entry in ENTRIES:
+        second.book(entry)
+    both = Books([one, two])
+    assert both.cohorts == second.cohorts == Books([one]).cohorts
+    Books([tmp_path / "three.jsonl"], "another")
+    with pytest.raises(fb.SettingsError, match="the books of different runs"):
+        Books([one, tmp_path / "three.jsonl"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{}\n", "[]\n", '{"run": "../x"}\n', '{"run": "a"}\n{}\n', '{"run": "a"}\n[1]\n', "\0\n"),
+        '{"run": "a"}\n{"drawn": -1, "cohort": 1, "clients": [], "vectors": 1, "release": "a"}\n',
+    ],
+)
+def test_damaged_books_are_named_and_not_taken_for_empty_ones(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "privacy.jsonl"
+    file.write_text(content)
+    with pytest.raises(fb.CheckpointError, match=r"privacy.jsonl is damaged .* it counts what was released"):
+        Books([file])
+    assert file.read_text() == content
+
+
+def test_a_release_is_on_disk_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books, synced = Books([tmp_path / "privacy.jsonl"]), list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    books.book(ENTRIES[0])
+    assert len(synced) == 1
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(fb.StorageError, match="No space left on device; nothing was released"):
+        books.book(ENTRIES[2])
+    assert books.cohorts == {CohortUploads(4, 3): 1}

@@ -76,7 +76,7 @@ sizes = st.integers(1, 30)
 def test_a_sample_is_without_replacement_and_blind_to_padding(
     rows: int, more: int, size: int, client: int, seed: int
 ) -> None:
-    address = ADDRESS._replace(seed=seed)
+    address = ADDRESS._replace(root=seed)
     for descriptor in (Sample("lower", size), Samples("lower", size, 3), Epochs("lower", size, 2)):
         made = draw(descriptor, address, NAME, client, rows, rows)
         again = draw(descriptor, address, NAME, client, rows, rows + more)

@@ -25,7 +25,7 @@ from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
 from .oracle import Oracle
 from .policies import Policies
-from .privacy import Accountant, Privacy
+from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
 from .run import Observer, Progress, Result, run, train
@@ -109,6 +109,7 @@ __all__ = [
     "Sample",
     "Samples",
     "Scalar",
+    "Secret",
     "SettingsError",
     "Simulation",
     "Spec",

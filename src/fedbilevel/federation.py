@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -25,8 +24,7 @@ from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
 from .policies import Policies
-from .privacy import Release
-from .rng import Address, Kind
+from .rng import Address, Kind, Root
 from .steps import Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -44,22 +42,23 @@ class _Shelf:
     holders: set[int]
 
 
-class Books(Protocol):
-    """Books the uploads of a private federation; `privacy.Accountant` implements it."""
+class Accounting(Protocol):
+    """Books the releases of a private federation; `privacy.Accountant` implements it."""
 
-    def book(self, releases: Counter[Release], clients: tuple[int, ...], before: int, uploads: int) -> None: ...
+    def book(self, call: Call, drawn: int, vectors: int, result: Any) -> None: ...
 
 
 class Federation:
     """A server's view of its clients.
 
     engine       the engine that runs the clients
-    seed         the root of every random address: cohorts, samples, the algorithm's own choices
+    seed         the root of every random address: cohorts, samples, the algorithm's own choices; a private
+                 federation has a secret one, of 32 bytes
     min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of the clients asked
     policies     what is tolerated: deadline, retries, oversampling, exclusion
     weighting    the mean over clients is uniform, as in the paper, or weighted by their number of samples
     gather       makes the accumulator of a round's replies (default: the mean)
-    accountant   books the uploads of a private federation (default: no accountant)
+    accountant   books the releases of a private federation (default: no accountant)
     ledger       the ledger to continue with, if a run is resumed (default: a new one)
     """
 
@@ -67,12 +66,12 @@ class Federation:
         self,
         engine: Engine,
         *,
-        seed: int = 0,
+        seed: Root = 0,
         min_replies: int | float = 1,
         policies: Policies | None = None,
         weighting: Weighting = "uniform",
         gather: Gather | None = None,
-        accountant: Books | None = None,
+        accountant: Accounting | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
@@ -83,7 +82,7 @@ class Federation:
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
         self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
-        self._uploads = 0  # the number of vectors that a client of this cohort has uploaded
+        self._drawn = 0  # the round in which this cohort was drawn
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
     def cohort(self, participation: int | float) -> Federation:
@@ -93,7 +92,7 @@ class Federation:
         """
         count = cohort_size(participation, len(self.clients))
         view = copy.copy(self)
-        view._uploads = 0
+        view._drawn = self.ledger.rounds
         out = self.ledger.conduct.excluded(self.ledger.rounds)
         oversample = self.policies.oversample
         asked = count if oversample == 0 else math.ceil(count * (1 + oversample))
@@ -146,20 +145,28 @@ class Federation:
         _ = call.before  # raises if a vector is missing, even if the differences are not used
         account = self.ledger.steps.setdefault(step.name, Account())
         collection = self._collection(call, account, self._gather(call))
+        result = None
         try:
-            return collection.collect()
+            result = collection.collect()
         finally:
+            if self._accountant is not None:
+                self._accountant.book(call, self._drawn, len(collection.expected.fields), result)
             for name in call.held:  # a client without a valid reply may not have received the vectors
                 self._shelves[name].holders.update(collection.well)
             if call.keeps and self.engine.capabilities.states is None:
                 self.ledger.keepers.update(dict.fromkeys(collection.well, call.clock))
-            if self._accountant is not None:
-                uploads = len(collection.expected.fields)
-                self._accountant.book(self.ledger.releases, call.clients, self._uploads, uploads)
-                self._uploads += uploads
+        return result
 
     def probe(self, step: Step[Any, R], clients: Sequence[int] | None = None, **arguments: Any) -> R:
-        """Like `round`, for a measurement on any clients: it is billed separately and leaves clients unchanged."""
+        """Like `round`, for a measurement on any clients: it is billed separately and leaves clients unchanged.
+
+        A private federation has no measurements, because they would be uploads without noise.
+        """
+        if self._accountant is not None:
+            raise SettingsError(
+                f"{step.name} is a measurement of clients, which would leave them without noise; "
+                "measure at the server, or remove privacy.mode"
+            )
         chosen = self.clients if clients is None else clients
         call = self.call(Kind.PROBE, step, chosen, arguments)
         account = self.ledger.probes.setdefault(step.name, Account())

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .policies import Conduct
-from .privacy import ClientUploads, CohortUploads, Release
 
 By = Literal["reason", "client"]
 BY: tuple[By, ...] = ("reason", "client")
@@ -61,7 +60,6 @@ class Ledger:
 
     rejected     the number of replies that were not used, by client, step and reason
     injected     the number of injected faults, in the same way
-    releases     the uploads that privacy is charged for
     exclusions   the clients that were excluded
     conduct      the clients that are excluded or close to it
     local        the number of calls in which clients worked locally
@@ -73,7 +71,6 @@ class Ledger:
     probes: dict[str, Account] = field(default_factory=dict)
     rejected: Counter[Event] = field(default_factory=Counter)
     injected: Counter[Event] = field(default_factory=Counter)
-    releases: Counter[Release] = field(default_factory=Counter)
     exclusions: list[Exclusion] = field(default_factory=list)
     conduct: Conduct = field(default_factory=Conduct)
     local: int = 0
@@ -109,7 +106,6 @@ class Ledger:
         }
         seldom = {
             "injected": _nested(self.injected),
-            "releases": [[*key, count] for key, count in self.releases.items()],
             "exclusions": [each._asdict() for each in self.exclusions],
             "conduct": self.conduct.to_mapping(),
             "local": self.local,
@@ -121,15 +117,11 @@ class Ledger:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
         steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
-        releases: Counter[Release] = Counter()
-        for *key, count in values.get("releases", []):
-            releases[CohortUploads(*key) if len(key) == 2 else ClientUploads(*key)] = count
         return cls(
             steps,
             probes,
             Counter(dict(_events(values["rejected"]))),
             Counter(dict(_events(values.get("injected", {})))),
-            releases,
             [Exclusion(**each) for each in values.get("exclusions", [])],
             Conduct.from_mapping(values.get("conduct", {})),
             values.get("local", 0),

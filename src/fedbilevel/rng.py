@@ -3,15 +3,24 @@
 Every random choice is drawn from a generator that is made, at the moment of the draw, from an address
 such as (seed, "round", 12, "zeta", client). No generator is carried along. What is drawn therefore does not
 depend on the engine, on the order in which clients are served, or on whether the run was resumed.
+
+An address begins with its root. The seed of a run is a root that anyone may know. A private run has a secret root
+of 32 bytes, because its cohorts must not be guessed. A remote client is given neither: it gets the keys of the
+draws of one call, which tell nothing about a secret root.
 """
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+
+KEY_SIZE = 16  # bytes of a key of Philox
 
 
 class Kind(Enum):
@@ -22,22 +31,66 @@ class Kind(Enum):
     LOCAL = "local"  # local work of the clients, without a message
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one client's draws in one call, by the argument that is drawn."""
+
+    by_argument: Mapping[str, bytes]
+
+
+Root = int | bytes
+Word = int | str
+
+
 class Address(NamedTuple):
     """The address of the draws of one call. `place` is the number of earlier calls of this kind."""
 
-    seed: int
+    root: Root | Keys
     kind: Kind
     place: int
 
-    def generator(self, *more: int | str) -> np.random.Generator:
-        """The generator at this address, for a purpose, an argument or a client."""
-        return generator(self.seed, self.kind.value, self.place, *more)
+    def generator(self, argument: str, client: int) -> np.random.Generator:
+        """The generator of the rows that a client draws for an argument."""
+        if isinstance(self.root, Keys):
+            return _keyed(self.root.by_argument[argument])
+        return generator(self.root, self.kind.value, self.place, argument, client)
+
+    def keys(self, arguments: Iterable[str], client: int) -> Keys:
+        """The keys of a client's draws for these arguments."""
+        if isinstance(self.root, Keys):
+            return self.root
+        root, place = self.root, (self.kind.value, self.place)
+        return Keys({argument: key(root, *place, argument, client) for argument in arguments})
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.place}"
 
 
-def generator(seed: int, *address: int | str) -> np.random.Generator:
-    """The generator at an address. Words enter by their CRC-32, so the address is stable across processes."""
-    words = [seed, *(crc32(a.encode()) if isinstance(a, str) else a for a in address)]
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+def generator(root: Root, *address: Word) -> np.random.Generator:
+    """The generator at an address."""
+    if isinstance(root, bytes):
+        return _keyed(key(root, *address))
+    return np.random.Generator(np.random.Philox(_sequence(root, address)))
+
+
+def key(root: Root, *address: Word) -> bytes:
+    """The bytes from which Philox makes the generator at an address.
+
+    With a secret root they are a keyed digest, so that keys which are known tell nothing about any other key.
+    """
+    if isinstance(root, bytes):
+        return hmac.digest(root, repr([_plain(word) for word in address]).encode(), "sha256")[:KEY_SIZE]
+    return _sequence(root, address).generate_state(2, np.uint64).astype("<u8").tobytes()
+
+
+def _sequence(seed: int, address: Iterable[Word]) -> np.random.SeedSequence:
+    """The words of an address. Text enters by its CRC-32, so the address is stable across processes."""
+    return np.random.SeedSequence([seed, *(crc32(a.encode()) if isinstance(a, str) else int(a) for a in address)])
+
+
+def _plain(word: Word) -> Word:
+    return word if isinstance(word, str) else int(word)
+
+
+def _keyed(key: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8").astype(np.uint64)))

@@ -22,7 +22,8 @@ from nvflare.collab import collab
 from ..engines.flare import Flare, Site, pack
 from ..engines.flare.server import Delivery
 from ..errors import FedBilevelError
-from ..record import FILES
+from ..privacy import state_folder
+from ..record import BOOKS, FILES
 from ..run import Progress, run
 from ..runtime import cache_programs, keep_memory
 from ..spec import parse
@@ -106,7 +107,17 @@ class ServerApp:
                 run=order["run"],
                 safe=lambda: self._safe,
             )
-            run(spec, self._folder, resume=True, observers=[watch], task=task, engine=self._engine)
+            # The server keeps books of its own: the folder that came with the job may lack the last releases.
+            books = [state_folder() / "books" / f"{order['run']}.jsonl"] if spec.privacy.mode else []
+            run(
+                spec,
+                self._folder,
+                resume=True,
+                observers=[watch],
+                task=task,
+                engine=self._engine,
+                books=books,
+            )
             self._outcome = {"finished": True}
         except FedBilevelError as error:
             lost = self._engine.lost if self._engine is not None else {}
@@ -126,7 +137,7 @@ class ServerApp:
         self._safe = max(self._safe, int(asked.get("safe", 0)))
         outcome, have = self._outcome, asked.get("have", {})
         files: dict[str, tuple[int, str]] = {}
-        for file in (self._folder / name for name in FILES if name != "history.jsonl"):
+        for file in (self._folder / name for name in (*FILES, BOOKS) if name != "history.jsonl"):
             if not file.exists():
                 continue
             changed = file.stat().st_mtime_ns

@@ -23,13 +23,13 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..federation import needed
 from ..ledger import Ledger
-from ..record import FEDERATION, FILES, Plan, RunFolder, restore_state
+from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
 from .job import NAME, write_job
 
 CHECKPOINT = "checkpoint.safetensors"
-CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT)
+CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT, BOOKS)
 PAUSE = 0.5  # seconds between two looks at a job
 RECENT = 45.0  # A site counts as up if its last sign of life is at most this many seconds ago.
 
@@ -243,7 +243,7 @@ class _Follower:
             self._history += news["history"]
             self._folder.write("history.jsonl", self._history)
         for name, (changed, content) in news["files"].items():
-            if name not in FILES:  # the server may write files of the run folder, and nothing else
+            if name not in (*FILES, BOOKS):  # the server may write files of the run folder, and nothing else
                 continue
             self._folder.write(name, base64.b64decode(content))
             self._have[name] = changed

@@ -145,7 +145,9 @@ class Chaos:
         return self._drawn(call.address, call.attempt, client)
 
     def _drawn(self, address: Address, *where: int | str) -> str | None:
-        place = address.seed, address.kind.value, address.place
+        # A secret root is not needed here: the faults of a private run are told apart by their own seed.
+        run = address.root if isinstance(address.root, int) else 0
+        place = run, address.kind.value, address.place
         chance = rng.generator(self._settings.seed, "chaos", *place, *where).random()
         chosen = int(np.searchsorted(self._edges, chance, side="right"))
         return KINDS[chosen] if chosen < len(KINDS) else None

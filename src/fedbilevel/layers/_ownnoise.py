@@ -6,32 +6,29 @@
     limit = 8.0                              refuse uploads that would raise epsilon above it (default: no limit)
     delta = 1e-5
 
-The noise of an upload is drawn from the site's secret (`privacy.key`, made when it is missing), the request and
-the clipped contribution. A repeated request therefore gets the same bits, also after a crash, and reveals nothing
-new. If anything differs, so does the noise. All uploads are counted in `privacy.json`, each with its noise.
+The noise of an upload is drawn from the site's secret (`privacy.key`), the request, the noise multiplier, the
+bound and the clipped contribution. A repeated request therefore gets the same bits, also after a crash, and
+reveals nothing new. If anything differs, so does the noise. All uploads are counted in `privacy.json`, each with
+its noise, before they are sent. The two files are made together, and a site that has lost one of them does not
+start.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
-import hmac
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from jax import Array
 from pydantic import Field
 
 from ..engines import Call, Engine, Replies
-from ..engines.flare.wire import descriptor_to_json
 from ..errors import SettingsError, StepError
-from ..privacy import Privacy, accounting, local_epsilon, noisy
+from ..files import arrays_digest, write_whole
+from ..privacy import Privacy, Secret, accounting, local_epsilon, noisy, read_key
 from ..rng import Kind
 from ..settings import Positive, about, settings
 from ..steps import present
@@ -60,41 +57,21 @@ class OwnNoise:
         self._privacy = Privacy(mode="local", clip=privacy.clip, noise=privacy.noise, delta=privacy.delta)
         if self._limit is not None:
             accounting()
-        self._secret = _secret(folder / KEY)
-        _read(folder / SPENT)
+        self._secret = Secret(_opened(folder))
 
     def replies(self, call: Call) -> Iterator[Replies]:
         if call.kind is not Kind.ROUND:
             raise StepError(f"{call.step.name}: this site has [privacy] and answers no probe")
-        request = self._digest(call)
-
-        def source(call: Call, name: str, clients: tuple[int, ...], rows: Array) -> list[np.random.Generator]:
-            key = hmac.digest(request, name.encode() + np.asarray(rows).tobytes(), "sha256")
-            return [np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(key))))]
-
         for chunk in self._engine.replies(call):
-            made = noisy(chunk, call, self._privacy, source)
+            made = noisy(chunk, call, self._privacy, self._secret)
             if made is None:
                 raise StepError(f"{call.step.name}: its reply has no form to which noise could be added")
-            released = {name: np.asarray(getattr(made.reply, name)).tobytes() for name in present(made.reply)}
-            self._book(hmac.digest(request, b"".join(released.values()), "sha256").hex(), len(released))
+            released = {name: np.asarray(getattr(made.reply, name)) for name in present(made.reply)}
+            self._book(arrays_digest(released, self._secret.request(call).hex()), len(released))
             yield made
 
     def close(self) -> None:
         self._engine.close()
-
-    def _digest(self, call: Call) -> bytes:
-        """The digest of the site's secret and of everything that a reply depends on, except the data."""
-        samples = {name: descriptor_to_json(d) for name, d in call.samples.items()}
-        address = [call.address.seed, call.address.kind.value, call.address.place]
-        asked = [call.step.address, address, call.clients, sorted(call.constants.items()), samples]
-        digest = hmac.new(self._secret, json.dumps(asked).encode(), hashlib.sha256)
-        rows = {name: each.values[call.clients[0]] for name, each in call.rows.items()}
-        for given in (call.vectors, call.arrays, rows):
-            for name, vector in sorted(given.items()):
-                digest.update(f"{name} {np.shape(vector)}".encode())
-                digest.update(np.asarray(vector).tobytes())
-        return digest.digest()
 
     def _book(self, released: str, uploads: int) -> None:
         """Count uploads before they are sent. A bitwise repetition, as after a crash, is counted only once."""
@@ -110,33 +87,44 @@ class OwnNoise:
                 raise StepError(
                     f"this site uploads no more: epsilon would be {epsilon:.3g}, its limit is {self._limit:g}"
                 )
-            new = self._folder / f"{SPENT}.new"
-            new.write_text(json.dumps(spent))
-            new.replace(self._folder / SPENT)
+            _write(self._folder / SPENT, spent)
 
     def _epsilon(self, precision: float) -> float:
         """ε of uploads with this sum of 1/σ²: together they are one upload, of σ = precision^(-1/2)."""
         return local_epsilon(1, precision**-0.5, self._privacy.delta)
 
 
-def _secret(file: Path) -> bytes:
-    """The secret in a file that only its owner can read. A missing file is created with a new secret."""
+def _opened(folder: Path) -> bytes:
+    """The secret of a site, whose account of uploads must be beside it; both are made if neither is there.
+
+    The account comes first. If the power fails between the two, there is an account of nothing, which is taken.
+    """
+    key, account = folder / KEY, folder / SPENT
+    if account.exists() and not key.exists() and _read(account)["uploads"]:
+        raise SettingsError(
+            f"{account} counts uploads whose secret is missing; restore {key}, or delete both to begin anew: "
+            "all that was uploaded before then has to be added to epsilon by hand"
+        )
+    if key.exists() and not account.exists():
+        raise SettingsError(
+            f"{key} has no account of its uploads beside it; restore {account}, or delete both to begin anew: all "
+            "that was uploaded before then has to be added to epsilon by hand"
+        )
+    if not account.exists():
+        _write(account, {"uploads": 0, "precision": 0.0, "recent": []})
+    secret = read_key(key)
+    _read(account)
+    return secret
+
+
+def _write(file: Path, spent: dict[str, Any]) -> None:
     try:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.write(secrets.token_hex(32))
-    except FileExistsError:
-        pass
+        write_whole(file, json.dumps(spent).encode(), file.with_name(f".{file.name}.tmp"))
     except OSError as error:
-        raise SettingsError(f"{file} cannot be made for [privacy]: {error.strerror}") from None
-    secret = file.read_text().strip()
-    if len(secret) < 32:
-        raise SettingsError(f"{file} is not a secret; delete it, and a new one is made")
-    return secret.encode()
+        raise SettingsError(f"{file} cannot be written, and counts uploads: {error.strerror}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {"uploads": 0, "precision": 0.0, "recent": []}
     try:
         spent = json.loads(file.read_text())
         recent = [str(digest) for digest in spent["recent"]]

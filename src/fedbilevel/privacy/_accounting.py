@@ -1,4 +1,4 @@
-"""The accounting of a private federation: uploads are booked in the ledger, and epsilon is computed from it.
+"""The accounting of a private federation: epsilon is computed from the uploads that are booked.
 
 The uploads of one outer iteration come from one cohort. Given the cohort, k vectors with the sensitivity 2C and
 the noise σ C each are one Gaussian mechanism of multiplier σ / (2 √k), also when each depends on those before it
@@ -10,74 +10,94 @@ local privacy is charged every upload of the client that sent the most.
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
+import math
+import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+
+from ..engines import Call
 from ..errors import SettingsError
+from ..steps import present
+from ._books import Books, CohortUploads, Entry, Release
 from ._settings import Privacy
 
 FINE = tuple(n / 2 for n in range(4, 11))
 ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
-class CohortUploads(NamedTuple):
-    """Central privacy: the number of clients drawn together, and the number of vectors that each uploaded."""
-
-    cohort: int
-    vectors: int
-
-
-class ClientUploads(NamedTuple):
-    """Local privacy: one client, which is charged for each of its uploads."""
-
-    client: int
-
-
-Release = CohortUploads | ClientUploads
-
-
 class Accountant:
     """Books the uploads of a private federation, and computes the epsilon that they have spent."""
 
-    def __init__(self, privacy: Privacy) -> None:
+    def __init__(self, privacy: Privacy, books: Books | None = None) -> None:
         accounting()  # raises if the library is missing, before anything is uploaded
-        self.privacy = privacy
+        self.privacy, self.books = privacy, Books() if books is None else books
 
-    def book(self, releases: Counter[Release], clients: tuple[int, ...], before: int, uploads: int) -> None:
-        """Book the uploads of one round of a cohort, whose clients have uploaded `before` vectors already.
+    def book(self, call: Call, drawn: int, vectors: int, result: Any) -> None:
+        """Book a round whose cohort was drawn in the round `drawn`, before its result is used.
 
-        Central privacy counts cohorts, by their size and the number of vectors that each client uploaded. Local
-        privacy counts the vectors that each client uploaded.
+        A round without a result released nothing with central privacy. With local privacy the server has seen the
+        replies.
         """
-        if self.privacy.mode == "local":
-            releases.update({ClientUploads(client): uploads for client in clients})
+        local = self.privacy.mode == "local"
+        if result is None and not local:
             return
-        if before:
-            releases[CohortUploads(len(clients), before)] -= 1
-        releases[CohortUploads(len(clients), before + uploads)] += 1
-        for key in [key for key, count in releases.items() if count == 0]:
-            del releases[key]
+        release = secrets.token_hex(32) if result is None else _digest(call, result)
+        self.books.book(Entry(drawn, len(call.clients), call.clients if local else (), vectors, release))
 
-    def epsilon(self, releases: Mapping[Release, int], clients: int) -> float:
-        """ε at δ for the booked uploads of a federation with this number of registered clients."""
-        if not releases:
-            return 0.0
-        if self.privacy.mode == "local":
-            return local_epsilon(max(releases.values()), self.privacy.noise, self.privacy.delta)
-        spent = tuple(
-            (clients, key.cohort, key.vectors, count)
-            for key, count in sorted(releases.items())
-            if isinstance(key, CohortUploads)
-        )
-        return _epsilon(spent, self.privacy.noise / 2, self.privacy.delta)
+    @property
+    def releases(self) -> Mapping[Release, int]:
+        """The uploads that are booked: by client with local privacy, and by cohort with central privacy."""
+        return self.books.clients if self.privacy.mode == "local" else self.books.cohorts
+
+    def epsilon(self, clients: int) -> float:
+        """ε at δ of all that is booked, for a federation with this number of registered clients."""
+        return spent_epsilon(self.privacy, self.releases, clients)
 
 
-def local_epsilon(uploads: int, noise: float, delta: float) -> float:
-    """ε at δ of a client that uploaded this number of vectors with the noise multiplier σ."""
-    return _epsilon(((1, 1, uploads, 1),), noise / 2, delta)
+def spent_epsilon(privacy: Privacy, releases: Mapping[Release, int], clients: int) -> float:
+    """ε at δ of these uploads of a federation with this number of registered clients.
+
+    With central privacy it is the smaller one of two bounds. The first uses the amplification by cohorts, by Rényi
+    accounting. The second assumes that every client was in every cohort, and is exact for that case.
+    """
+    if not releases:
+        return 0.0
+    if privacy.mode == "local":
+        return local_epsilon(max(releases.values()), privacy.noise, privacy.delta)
+    spent = tuple(
+        (clients, key.cohort, key.vectors, count)
+        for key, count in sorted(releases.items())
+        if isinstance(key, CohortUploads)
+    )
+    everywhere = local_epsilon(
+        sum(vectors * count for _, _, vectors, count in spent), privacy.noise, privacy.delta
+    )
+    if all(cohort >= clients for _, cohort, _, _ in spent):
+        return everywhere
+    return min(everywhere, _epsilon(spent, privacy.noise / 2, privacy.delta))
+
+
+def local_epsilon(uploads: float, noise: float, delta: float) -> float:
+    """ε at δ of a client that uploaded this number of vectors with the noise multiplier σ.
+
+    Together they are one Gaussian mechanism of multiplier σ / (2 √uploads), whose ε is known exactly (Balle and
+    Wang 2018, theorem 8).
+    """
+    return float(accounting().get_epsilon_gaussian(noise / (2 * math.sqrt(uploads)), delta))
+
+
+def _digest(call: Call, result: Any) -> str:
+    """A digest of a call's place and of the bits of its result."""
+    made = hashlib.sha256(f"{call.step.address} {call.address}".encode())
+    for name in present(result):
+        value = np.asarray(getattr(result, name))
+        made.update(f" {name} {value.shape} ".encode() + value.tobytes())
+    return made.hexdigest()
 
 
 def accounting() -> ModuleType:

@@ -6,8 +6,9 @@ value of (y_i - y, x_i - x). It is clipped, clip(u, C) = u min(1, C / ||u||), an
     central    1/|S| (Σ_i clip(u_i, C) + σ C ξ)        the server is trusted, and adds noise to the sum
     local      1/|S| Σ_i (clip(u_i, C) + σ C ξ_i)      no one is trusted: each client adds noise before it sends
 
-with ξ standard normal. In central mode |S| is the number of clients that were asked, and a client that does not
-answer contributes nothing. In local mode the server sees which clients answered, and |S| is their number.
+with ξ standard normal, drawn from a secret (`_secret.py`). In central mode |S| is the number of clients that were
+asked, and a client that does not answer contributes nothing. In local mode the server sees which clients
+answered, and |S| is their number.
 
 All data of one client are protected together. Two federations are neighbours if they differ in the data of one
 client (replace-one), so the sum moves by at most 2C and one upload is a Gaussian mechanism of multiplier σ/2.
@@ -16,7 +17,7 @@ client (replace-one), so the sum moves by at most 2C and one upload is a Gaussia
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .. import rng
 from ..aggregate import not_finite
 from ..engines import Call, Reason, Replies
 from ..steps import present
+from ._secret import Secret
 from ._settings import Privacy
 
 BELOW = np.float32(1 - 1e-5)  # A float32 norm is not exact; with this factor no clipped vector exceeds the bound.
@@ -36,8 +37,9 @@ BELOW = np.float32(1 - 1e-5)  # A float32 norm is not exact; with this factor no
 class NoisySum:
     """The sum of the clipped contributions of a round. Its value has the noise of central privacy."""
 
-    def __init__(self, privacy: Privacy, call: Call) -> None:
-        self._privacy, self._call, self._before = privacy, call, _on_host(call.before)
+    def __init__(self, privacy: Privacy, secret: Secret, call: Call) -> None:
+        self._privacy, self._secret = privacy, secret
+        self._call, self._before = call, _on_host(call.before)
         self._sums: dict[str, Array] = {}
         self._empty: Any = None
         self.count = 0
@@ -57,38 +59,34 @@ class NoisySum:
 
     @property
     def value(self) -> Any:
-        return self._empty._replace(**{name: self._noised(name, total) for name, total in self._sums.items()})
+        request = self._secret.request(self._call)
+        noised = {name: self._noised(name, total, request) for name, total in self._sums.items()}
+        return self._empty._replace(**noised)
 
-    def _noised(self, name: str, total: Array) -> Array:
-        noise = _noise(self._privacy, name, _generator(self._call, name), total.shape)
+    def _noised(self, name: str, total: Array, request: bytes) -> Array:
+        noise = _noise(self._privacy, self._secret, name, request, np.asarray(total))
         return (total + noise) / np.float32(len(self._call.clients)) + self._before.get(name, 0.0)
 
 
-def seeded(call: Call, name: str, clients: tuple[int, ...], rows: Array) -> list[np.random.Generator]:
-    """The generators of a simulation's clients, from the seed of the run."""
-    return [_generator(call, name, client) for client in clients]
-
-
-Source = Callable[[Call, str, tuple[int, ...], Array], list[np.random.Generator]]
-
-
-def noisy(chunk: Replies, call: Call, privacy: Privacy, source: Source = seeded) -> Replies | None:
+def noisy(chunk: Replies, call: Call, privacy: Privacy, secret: Secret) -> Replies | None:
     """Clip the contributions of replies and add noise to them, as clients do before they send.
 
     A contribution that is not finite is replaced by zero, because its absence would reveal something about the
     data. The result is None if the replies do not have the form that the step returns: the federation would reject
-    them even without privacy. `source` gives the generators of a field's noise, one for each client, from the
-    clipped contributions.
+    them even without privacy.
     """
     before = _on_host(call.before)
     if not _has_form(call, chunk, before):
         return None
-    sent = {}
+    request, sent = secret.request(call), {}
     for name in present(chunk.reply):
         own = before.get(name, 0.0)
-        rows = _clipped(getattr(chunk.reply, name), own, privacy.bound(name))
-        noise = [_noise(privacy, name, g, rows.shape[1:]) for g in source(call, name, chunk.clients, rows)]
-        sent[name] = rows + np.stack(noise) + own
+        rows = np.asarray(_clipped(getattr(chunk.reply, name), own, privacy.bound(name)))
+        noise = [
+            _noise(privacy, secret, name, request, row, client)
+            for client, row in zip(chunk.clients, rows, strict=True)
+        ]
+        sent[name] = jnp.asarray(rows + np.stack(noise) + own)
     return dataclasses.replace(chunk, reply=chunk.reply._replace(**sent))
 
 
@@ -124,11 +122,10 @@ def _clipped_sum(rows: Array, before: Array | float, valid: Array, bound: float)
     return jnp.tensordot(valid.astype(jnp.float32), _clipped(rows, before, bound), axes=1)
 
 
-def _generator(call: Call, name: str, *client: int) -> np.random.Generator:
-    """The generator at (seed, "privacy", round, field), followed by the client for local privacy."""
-    return rng.generator(call.address.seed, "privacy", call.address.place, name, *client)
-
-
-def _noise(privacy: Privacy, name: str, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """σ C ξ"""
-    return np.float32(privacy.noise * privacy.bound(name)) * generator.standard_normal(shape, np.float32)
+def _noise(
+    privacy: Privacy, secret: Secret, name: str, request: bytes, clipped: np.ndarray, client: int | None = None
+) -> np.ndarray:
+    """σ C ξ for the clipped values of a field; with local privacy, those of one client."""
+    bound = privacy.bound(name)
+    release = request, name, client, privacy.noise, bound, clipped.tobytes()
+    return np.float32(privacy.noise * bound) * secret.noise(*release, shape=clipped.shape)

@@ -5,11 +5,12 @@ A run folder knows its run by a `Plan` only, so that anything can be recorded th
 
 from ._checkpoint import Checkpoint, flatten_state, restore_state
 from ._environment import environment
-from ._folder import CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
+from ._folder import BOOKS, CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
 from ._plan import Plan, digest_of
 from ._summary import LEVELS, number, summarise
 
 __all__ = [
+    "BOOKS",
     "CHECKPOINTS",
     "FEDERATION",
     "FILES",

@@ -46,7 +46,8 @@ FILES = (
 FOLDERS = ("tensorboard", "clients")  # the folders of logs and of clients' states
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
-SOMETIMES = (*CHECKPOINTS[1:], FEDERATION)
+BOOKS = "privacy.jsonl"  # only a private run has it
+SOMETIMES = (*CHECKPOINTS[1:], FEDERATION, BOOKS)
 TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
 
 

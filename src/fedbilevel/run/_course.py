@@ -16,10 +16,11 @@ from ..engines import ClientStates, Engine
 from ..errors import Diverged
 from ..federation import Federation
 from ..ledger import Ledger
-from ..privacy import Accountant, Privacy
+from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Task
-from ..record import Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
+from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
 from ..report import draw_curve
+from ..rng import Root
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ._budget import Budget
 from ._evaluation import evaluate, spent
@@ -33,6 +34,10 @@ CLIENTS = "clients"  # the folder of the clients' states, in the run folder
 class Setup:
     """Everything that a run is made of, as objects.
 
+    root    the root of the run's random addresses: its seed, or for a private run a secret root
+    secret  the secret of a private run
+    name    the random name of a private run
+    books   further files of the books of a private run, beside the one in its folder
     plan    the facts about the run that its folder needs
     title   the run in one line
     """
@@ -45,6 +50,10 @@ class Setup:
     evaluate: EvaluateSettings
     stop: StopSettings
     seed: int
+    root: Root
+    secret: Secret | None
+    name: str | None
+    books: tuple[Path, ...]
     plan: Plan
     title: str
 
@@ -87,6 +96,7 @@ class Course:
             return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
 
         self.iteration, books, self.records, restarts = processes.from_first(opened)
+        self._open_books()
         self.restarts = [Restart(*each) for each in restarts]
         for each in self.restarts:
             self.algorithm = smaller(self.algorithm, each.setting, each.after)
@@ -101,6 +111,14 @@ class Course:
         if not records:
             self._evaluate()
         self._good = self._here()
+
+    def _open_books(self) -> None:
+        """Continue the books of a private run, in which every release so far is booked."""
+        if self._accountant is None:
+            return
+        own = () if self.folder is None else (self.folder.file(BOOKS),)
+        files = (*own, *self.setup.books) if self._writes else ()
+        self._accountant = Accountant(self.setup.privacy, Books(files, self.setup.name))
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
         """Continue from the states that clients kept.
@@ -152,9 +170,7 @@ class Course:
         self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
         self.algorithm = smaller(self.algorithm, setting, value / 2)
         self.state, self.iteration = good.state, good.iteration
-        back = Ledger.from_mapping(good.ledger)
-        back.releases = self.ledger.releases  # an upload cannot be taken back
-        self._set_ledger(back)
+        self._set_ledger(Ledger.from_mapping(good.ledger))
         del self.records[good.records :]
         self._rewrite_history()
         return True
@@ -183,11 +199,11 @@ class Course:
         self.ledger = ledger
         self.fed = Federation(
             setup.engine,
-            seed=setup.seed,
+            seed=setup.root,
             min_replies=rules.min_replies,
             policies=rules.policies(setup.privacy),
             weighting=rules.weighting,
-            gather=rules.gather(setup.privacy),
+            gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
             ledger=ledger,
         )

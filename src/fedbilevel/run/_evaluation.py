@@ -42,7 +42,7 @@ def evaluate(
         "upper_loss": upper,
         "lower_loss": lower,
         **measured,
-        **({} if accountant is None else {"epsilon": number(_epsilon(accountant, fed))}),
+        **({} if accountant is None else {"epsilon": number(accountant.epsilon(fed.engine.clients.count))}),
         **_refused(ledger),
         **_reported(algorithm, state),
     }
@@ -52,16 +52,16 @@ def spent(accountant: Accountant | None, fed: Federation) -> dict[str, Any]:
     """The privacy that a run has spent, for its summary."""
     if accountant is None:
         return {}
-    privacy, releases = accountant.privacy, fed.ledger.releases
+    privacy, releases = accountant.privacy, accountant.releases
     uploads: Any = max(releases.values(), default=0)
     if privacy.mode == "central":
         uploads = [{**key._asdict(), "cohorts": count} for key, count in releases.items()]
-    told = {"mode": privacy.mode, "epsilon": number(_epsilon(accountant, fed)), "delta": privacy.delta}
+    told = {
+        "mode": privacy.mode,
+        "epsilon": number(accountant.epsilon(fed.engine.clients.count)),
+        "delta": privacy.delta,
+    }
     return {"privacy": told | {"noise": privacy.noise, "uploads": uploads}}
-
-
-def _epsilon(accountant: Accountant, fed: Federation) -> float:
-    return accountant.epsilon(fed.ledger.releases, fed.engine.clients.count)
 
 
 def _refused(ledger: Ledger) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
+from .. import processes
 from .._divergence import advice
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, Part
@@ -17,9 +19,9 @@ from ..engines import ENGINES, Engine
 from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
 from ..names import address_of
-from ..privacy import Privacy
+from ..privacy import Privacy, Secret, machine_secret, name_in_books
 from ..problem import BilevelProblem, Problem, Task, task_with_test
-from ..record import Plan, RunFolder, digest_of
+from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
 from ._course import Course, Setup
@@ -49,6 +51,8 @@ def train(
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
     on_divergence: OnDivergence = "stop",
+    secret: Secret | None = None,
+    books: Sequence[Path] = (),
     spec: Spec | None = None,
 ) -> Result:
     """Train a problem on clients with an algorithm, until the budget is spent.
@@ -65,6 +69,10 @@ def train(
     observers       called after every outer iteration; an observer that returns True ends the run
     on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and halves
                     the step size that is likely to blame
+    secret          the secret of a private run, from which its cohorts and its noise are drawn; by default it is
+                    made from the secret of this machine and the run's random name. A secret of your own must be
+                    used for one run only
+    books           further files in which every release of a private run is booked
     spec            the spec that the objects were made from, for the folder; `run` gives it
 
     Everything is checked before the folder is made. With several processes (`fedbilevel.processes`) only the first
@@ -94,15 +102,23 @@ def train(
             base = stack.enter_context(closing(rules.build(problem, clients)))
         else:
             base = engine
+        name = None
+        if private.mode is not None:
+            own = [folder.file(BOOKS)] if folder is not None and resume else []
+            name, secret = _private([*own, *books], folder is not None or bool(books), secret)
         setup = Setup(
             task=task,
             algorithm=algorithm,
-            engine=stacked(base, privacy=private, attack=liars, chaos=faults, seed=seed),
+            engine=stacked(base, privacy=private, secret=secret, attack=liars, chaos=faults, seed=seed),
             federation=rules,
             privacy=private,
             evaluate=evaluation,
             stop=budget,
             seed=seed,
+            root=seed if name is None or secret is None else secret.root(seed),
+            secret=secret,
+            name=name,
+            books=tuple(books),
             plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
             title=f"{type(algorithm).__name__}, {clients.count} clients",
         )
@@ -127,6 +143,8 @@ def run(
     chaos: ChaosSettings | None = None,
     task: Task | None = None,
     engine: Engine | None = None,
+    secret: Secret | None = None,
+    books: Sequence[Path] = (),
 ) -> Result:
     """Run a spec into a folder, or continue the run there: make the objects of the spec, and train them.
 
@@ -151,8 +169,25 @@ def run(
         overwrite=overwrite,
         observers=observers,
         on_divergence=on_divergence,
+        secret=secret,
+        books=books,
         spec=spec,
     )
+
+
+def _private(files: Sequence[Path], lasting: bool, given: Secret | None) -> tuple[str, Secret]:
+    """The name of a private run and its secret. A run that is resumed has the name that is in its books.
+
+    A run that does not last beyond this process needs nothing of this machine.
+    """
+
+    def make() -> list[str]:
+        name = name_in_books(files) or secrets.token_hex(16)
+        own = given or (machine_secret().of_run(name) if lasting else Secret())
+        return [name, own.key.hex()]
+
+    name, key = processes.from_first(make)
+    return name, Secret(bytes.fromhex(key))
 
 
 def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:

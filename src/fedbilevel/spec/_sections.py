@@ -15,7 +15,7 @@ from ..engines import ENGINES, Engine, SimulationSettings
 from ..errors import SettingsError
 from ..names import Names
 from ..policies import Policies
-from ..privacy import NoisySum, Privacy
+from ..privacy import NoisySum, Privacy, Secret
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, choose, settings
 
@@ -74,10 +74,10 @@ class FederationSettings:
         """The aggregator, or None if it is the mean."""
         return None if isinstance(self.aggregator, WeightedMean) else self.aggregator
 
-    def gather(self, privacy: Privacy) -> Gather:
-        """Return the maker of each round's accumulator."""
-        if privacy.mode == "central":
-            return lambda call: NoisySum(privacy, call)
+    def gather(self, privacy: Privacy, secret: Secret | None) -> Gather:
+        """Return the maker of each round's accumulator. A private run has a secret."""
+        if privacy.mode == "central" and secret is not None:
+            return lambda call: NoisySum(privacy, secret, call)
         return gather_by(self.rule)
 
 

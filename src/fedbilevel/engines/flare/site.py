@@ -24,7 +24,7 @@ import numpy as np
 from ...data import ClientData, ClientSize
 from ...errors import FedBilevelError
 from ...problem import BilevelProblem
-from ...rng import Address, Kind
+from ...rng import KEY_SIZE, Address, Keys, Kind
 from ...steps import PerClient, Step, find_step
 from .._base import Engine
 from .._call import Call, Held
@@ -176,9 +176,10 @@ class Site:
 
     def _call(self, message: Message, versions: dict[str, int]) -> Call:
         client, vectors = message.get("client", int), message.vectors
+        samples = {name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()}
         return Call(
             step=self._step(message.get("step", str)),
-            address=_address(message.get("address", list)),
+            address=_address(message.get("address", list), {n: message.get("keys", dict).get(n) for n in samples}),
             clients=(client,),
             clock=message.get("clock", int),
             settled=message.get("settled", int),
@@ -188,7 +189,7 @@ class Site:
             rows={
                 n.removeprefix("row."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("row.")
             },
-            samples={name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()},
+            samples=samples,
         )
 
     def _step(self, address: str) -> Step[Any, Any]:
@@ -202,10 +203,20 @@ class Site:
         return find_step(address)
 
 
-def _address(value: list[Any]) -> Address:
+def _address(value: list[Any], keys: dict[str, Any]) -> Address:
     """The address of a call's draws. Requests are for rounds and probes only; local work needs no message."""
     kinds = {kind.value: kind for kind in (Kind.ROUND, Kind.PROBE)}
     match value:
-        case [int(seed), str(kind), int(place)] if kind in kinds:
-            return Address(seed, kinds[kind], place)
+        case [str(kind), int(place)] if kind in kinds:
+            return Address(Keys({name: _key(name, key) for name, key in keys.items()}), kinds[kind], place)
     raise Malformed(f"an address is described as {str(value)[:80]}")
+
+
+def _key(name: str, value: Any) -> bytes:
+    try:
+        key = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        key = b""
+    if len(key) != KEY_SIZE:
+        raise Malformed(f"the key of the draws for {name[:40]!r} is not {KEY_SIZE} bytes")
+    return key
