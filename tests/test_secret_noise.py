@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,27 @@ def test_epsilon_never_falls_when_a_run_goes_back_to_an_older_checkpoint(
         **often,
     )
     assert seen[0] > spent[-1] > 0, "the first three iterations were released, and then another one"
+
+
+def test_a_job_with_an_older_folder_counts_what_the_server_has_released(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    """The folder is pulled from the server now and then. When the server dies, the last releases are not in it."""
+    out, older, books = tmp_path / "run", tmp_path / "older", tmp_path / "server" / "books.jsonl"
+    spent: list[float] = []
+
+    def pull(progress: fb.Progress) -> None:
+        spent.append(progress.record["epsilon"])
+        if progress.iteration == 1:
+            shutil.copytree(out, older)
+
+    options: dict[str, Any] = {"books": [books], "evaluate": {"checkpoint_every": 1}}
+    listened(quadratic, stop={"iterations": 3}, out=out, observers=[pull], **options)
+    assert spent == sorted(spent)
+    stop = {"iterations": 2}
+    listened(quadratic, absent=2, stop=stop, out=older, resume=True, observers=[pull], **options)
+    assert spent[3] > spent[2], "three iterations were released, and then another one"
+    assert (older / "privacy.jsonl").read_bytes() == books.read_bytes()
 
 
 def test_who_knows_the_seed_cannot_guess_the_cohorts(quadratic: QuadraticTask) -> None:
