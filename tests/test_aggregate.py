@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -67,6 +68,28 @@ def test_the_trimmed_mean_is_scipys_where_whole_rows_are_cut() -> None:
     for share in (0.0, 0.125, 0.25, 0.375):
         expected = stats.trim_mean(rows.astype(float), share, axis=0)
         np.testing.assert_allclose(TrimmedMean(share=share)(rows, ONES[:8]), expected, rtol=1e-5)
+
+
+def test_the_trimmed_mean_of_three_replies_keeps_nothing_of_a_liar() -> None:
+    """A quarter of three replies is less than one, and the liar has to be cut as a whole."""
+    rows = np.asarray([[1.0, 2.0], [1.5, 2.5], [1e14, -1e14]], np.float32)
+    np.testing.assert_array_equal(TrimmedMean()(rows, np.ones(3)), [1.5, 2.0])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.3, 0.4, 0.49])
+@pytest.mark.parametrize("count", range(3, 14))
+def test_the_trimmed_mean_cuts_whole_replies_at_each_end(share: float, count: int) -> None:
+    """ceil(share n) at each end, and where that would leave nothing, all but the one or two in the middle."""
+    rows = RNG.normal(size=(count, 3)).astype(np.float32)
+    rows[-1] = 1e14
+    expected = []
+    for column in rows.astype(float).T:
+        left = sorted(column)
+        for _ in range(math.ceil(share * count)):
+            if len(left) > 2:
+                left = left[1:-1]
+        expected.append(sum(left) / len(left))
+    np.testing.assert_allclose(TrimmedMean(share=share)(rows, np.ones(count)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_geometric_median_is_the_minimum_that_scipy_finds() -> None:
