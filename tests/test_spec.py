@@ -292,7 +292,7 @@ def test_the_fields_of_a_table_are_those_of_the_class_that_its_name_chooses() ->
     for line in ("[federation.engine]", "[federation.aggregator]"):
         assert line in shown
     assert any(line.startswith("actors = 4  # processes") for line in shown)
-    assert any(line.startswith("share = 0.3  # share of the weight") for line in shown)
+    assert any(line.startswith("share = 0.3  # share of the replies") for line in shown)
     assert any(line.startswith("# address =   # host:port") for line in shown)
 
 

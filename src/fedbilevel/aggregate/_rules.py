@@ -3,13 +3,16 @@
 Let r_1, ..., r_n be the replies of a field, w_i the weights, W = Σ_i w_i, and clip(v, τ) = v min(1, τ / ||v||):
 
     median             the weighted median, coordinate by coordinate
-    trimmed-mean       the mean without a share of the weight at each end, coordinate by coordinate
+    trimmed-mean       the mean without a share of the replies at each end, coordinate by coordinate
     geometric-median   argmin_v Σ_i w_i ||r_i - v||, by Weiszfeld's iteration, smoothed
     centred-clipping   v ← v + 1/W Σ_i w_i clip(r_i - v, τ), a few times from the median
     norm-bound         1/W Σ_i w_i clip(r_i, τ)
 
 References: Yin et al. 2018 (median, trimmed mean), Pillutla et al. 2022 (geometric median), Karimireddy et al.
-2021 (centred clipping), Sun et al. 2019 (norm bound). All of the rules respect the weights.
+2021 (centred clipping), Sun et al. 2019 (norm bound).
+
+A weight of three counts as three replies, except where a rule counts replies in order to cut some. There a reply
+is one reply, whatever it weighs, because a liar may claim any weight.
 
 Centred clipping starts from the median of the round and not from the last aggregate. So no rule keeps anything
 from one round to the next: a resumed run has nothing to restore, and a channel that is missing from some rounds
@@ -22,6 +25,7 @@ twenty replies of 157,000 numbers).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
@@ -68,16 +72,22 @@ class Median:
 
 @settings
 class TrimmedMean:
-    """The mean without a share of the weight at each end, coordinate by coordinate."""
+    """The mean without the largest and the smallest replies, coordinate by coordinate.
 
-    share: Annotated[Annotated[float, Field(ge=0, lt=0.5)], about("share of the weight to cut at each end")] = 0.25
+    It cuts ceil(share n) of n replies at each end. Where that would leave nothing, it keeps the one or two replies
+    in the middle, so it becomes the median. In both cases the lies of floor(share n) liars are cut, or lie between
+    honest values. Replies are counted, whatever they weigh; the mean of those that are kept is by weight.
+    """
+
+    share: Annotated[
+        Annotated[float, Field(ge=0, lt=0.5)], about("share of the replies to cut at each end, rounded up")
+    ] = 0.25
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         values, own = _sorted(rows, weights)
-        total = np.cumsum(own, axis=0)
-        low, high = self.share * total[-1], (1 - self.share) * total[-1]
-        kept = np.clip(np.minimum(total, high) - np.maximum(total - own, low), 0, None) / (high - low)
-        return np.sum(kept.astype(np.float32) * values, axis=0)
+        cut = min(_whole(self.share, len(rows)), (len(rows) - 1) // 2)
+        kept = slice(cut, len(rows) - cut)
+        return np.sum((own[kept] / own[kept].sum(axis=0)).astype(np.float32) * values[kept], axis=0)
 
 
 @settings
@@ -205,6 +215,11 @@ def _sorted(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return np.sort(rows, axis=0), weights[:, None]
     order = np.argsort(rows, axis=0, kind="stable")
     return np.take_along_axis(rows, order, axis=0), weights[order]
+
+
+def _whole(share: float, count: int) -> int:
+    """A share of some replies as a number of replies, rounded up. 0.07 of 100 are 7, although 0.07 * 100 > 7."""
+    return math.ceil(share * count - 1e-9)
 
 
 def _pick(values: np.ndarray, places: np.ndarray) -> np.ndarray:
