@@ -77,7 +77,7 @@ def test_a_share_of_the_clients_asked_does_not_undercut_the_rule() -> None:
 
 def test_a_probe_needs_no_quorum_because_it_is_a_mean() -> None:
     fed = fb.Federation(answering(9, 2), gather=gather_by(Median()))
-    np.testing.assert_allclose(fed.probe(answer, y=SENT).h, [1.5])
+    np.testing.assert_allclose(np.asarray(fed.probe(answer, y=SENT).h), [1.5])
 
 
 # -------------------------------------------------------------------------------------------------- before a round

@@ -1,18 +1,27 @@
 """Aggregation of replies: the mean, rules that are robust to liars, and the mixing of gossip."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from ..names import Names
+from ._gather import Gather, Rows, gather_by
 from ._mean import Accumulator, Mean, mix, not_finite
-from ._rules import (
-    AGGREGATORS,
-    CentredClipping,
-    Gather,
-    GeometricMedian,
-    Median,
-    NormBound,
-    Rows,
-    Rule,
-    TrimmedMean,
-    WeightedMean,
-    gather_by,
+from ._rule import Quorate, Rule, quorum
+from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
+
+AGGREGATORS: Names[type[Any]] = Names(
+    "aggregators",
+    "federation.aggregator.name",
+    {
+        "mean": WeightedMean,
+        "median": Median,
+        "trimmed-mean": TrimmedMean,
+        "geometric-median": GeometricMedian,
+        "centred-clipping": CentredClipping,
+        "norm-bound": NormBound,
+    },
+    needs=("__call__",),
 )
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "Mean",
     "Median",
     "NormBound",
+    "Quorate",
     "Rows",
     "Rule",
     "TrimmedMean",
@@ -31,4 +41,5 @@ __all__ = [
     "gather_by",
     "mix",
     "not_finite",
+    "quorum",
 ]

@@ -26,26 +26,15 @@ twenty replies of 157,000 numbers).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from pydantic import Field
 
-from ..engines import Call, Reason, Replies
-from ..names import Names
 from ..settings import Count, Positive, about, settings
-from ..steps import present
-from ._mean import Accumulator, Mean, not_finite
 
 LARGEST = np.finfo(np.float32).max
-
-
-class Rule(Protocol):
-    """Aggregates the rows of one field: (n, d) float32 and n weights give d numbers."""
-
-    def __call__(self, rows: np.ndarray, weights: np.ndarray, /) -> np.ndarray: ...
+MAJORITY = 3  # the smallest number of replies in which a single liar is in the minority
 
 
 @settings
@@ -59,6 +48,8 @@ class WeightedMean:
 @settings
 class Median:
     """The weighted median, coordinate by coordinate; the midpoint of two values that halve the weight."""
+
+    fewest: ClassVar[int] = MAJORITY
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         values, own = _sorted(rows, weights)
@@ -83,6 +74,11 @@ class TrimmedMean:
         Annotated[float, Field(ge=0, lt=0.5)], about("share of the replies to cut at each end, rounded up")
     ] = 0.25
 
+    @property
+    def fewest(self) -> int:
+        """Three, of which one is cut at each end. A share of zero makes it the mean, which cuts nothing."""
+        return MAJORITY if self.share > 0 else 1
+
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         values, own = _sorted(rows, weights)
         cut = min(_whole(self.share, len(rows)), (len(rows) - 1) // 2)
@@ -99,12 +95,14 @@ class GeometricMedian:
     until v moves by less than `tolerance` of the median distance D of the replies to the first v; ν = 1e-6 D.
     """
 
+    fewest: ClassVar[int] = MAJORITY
+
     tolerance: Annotated[Positive, about("share of the median distance; a smaller move ends the loop")] = 1e-4
     iterations: Annotated[Count, about("the largest number of iterations")] = 100
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         v = Median()(rows, weights)
-        apart = _norms(_differences(rows, v))
+        apart = _norms(differences(rows, v))
         scale = _middle(apart, weights)
         if scale == 0:  # more than half of the weight is at v, which is then the geometric median
             return v
@@ -114,7 +112,7 @@ class GeometricMedian:
             v = new
             if moved <= self.tolerance * scale:
                 break
-            apart = _norms(_differences(rows, v))
+            apart = _norms(differences(rows, v))
         return v
 
 
@@ -122,13 +120,15 @@ class GeometricMedian:
 class CentredClipping:
     """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median."""
 
+    fewest: ClassVar[int] = MAJORITY
+
     radius: Annotated[Positive | None, about("τ; default: the median distance to the median")] = None
     iterations: Annotated[Count, about("how many times v is moved")] = 3
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         v, radius = Median()(rows, weights), self.radius
         for _ in range(self.iterations):
-            apart = _differences(rows, v)
+            apart = differences(rows, v)
             norms = _norms(apart)
             radius = _middle(norms, weights) if radius is None else radius
             v = v + _clipped_mean(apart, norms, radius, weights)
@@ -137,76 +137,19 @@ class CentredClipping:
 
 @settings
 class NormBound:
-    """1/W Σ_i w_i clip(r_i, τ)"""
+    """1/W Σ_i w_i clip(r_i, τ)
+
+    A radius that is given bounds the result for any number of replies. But of two replies, one that is turned
+    round cancels the other, so three are needed for a result in the direction of the honest ones.
+    """
+
+    fewest: ClassVar[int] = MAJORITY
 
     radius: Annotated[Positive | None, about("τ; default: the median norm")] = None
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         norms = _norms(rows)
         return _clipped_mean(rows, norms, _middle(norms, weights) if self.radius is None else self.radius, weights)
-
-
-AGGREGATORS: Names[type[Any]] = Names(
-    "aggregators",
-    "federation.aggregator.name",
-    {
-        "mean": WeightedMean,
-        "median": Median,
-        "trimmed-mean": TrimmedMean,
-        "geometric-median": GeometricMedian,
-        "centred-clipping": CentredClipping,
-        "norm-bound": NormBound,
-    },
-    needs=("__call__",),
-)
-
-Gather = Callable[[Call], Accumulator]
-
-
-def gather_by(rule: Rule | None) -> Gather:
-    """Return the maker of each round's accumulator: a running sum for the mean, all rows for any other rule."""
-    if rule is None or isinstance(rule, WeightedMean):
-        return lambda call: Mean()
-    return lambda call: Rows(rule, call.before)
-
-
-class Rows:
-    """The valid replies of a round, which are all kept until a rule aggregates them.
-
-    `before` holds the vectors of which some fields are the next value. For these fields, the rule is given the
-    differences to the vectors.
-    """
-
-    def __init__(self, rule: Rule, before: Mapping[str, Any]) -> None:
-        self._rule, self._before = rule, before
-        self._rows: dict[str, list[np.ndarray]] = {}
-        self._weights: list[np.ndarray] = []
-        self._empty: Any = None
-        self.count = 0
-
-    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
-        """Keep stacked replies; return the clients whose reply is not used because a vector is not finite."""
-        rejected = not_finite(replies)
-        valid = np.asarray([client not in rejected for client in replies.clients], bool)
-        for name in present(replies.reply):
-            self._rows.setdefault(name, []).append(np.asarray(getattr(replies.reply, name))[valid])
-        self._weights.append(weights[valid])
-        self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
-        self.count += int(valid.sum())
-        return rejected
-
-    @property
-    def value(self) -> Any:
-        weights = np.concatenate(self._weights).astype(np.float64)
-        return self._empty._replace(**{name: self._together(name, weights) for name in self._rows})
-
-    def _together(self, name: str, weights: np.ndarray) -> Any:
-        stacked = np.concatenate(self._rows[name])
-        rows = stacked.reshape(len(stacked), -1)
-        if name not in self._before:
-            return jnp.asarray(self._rule(rows, weights).reshape(stacked.shape[1:]), jnp.float32)
-        before = np.asarray(self._before[name])
-        return jnp.asarray(before + self._rule(_differences(rows, before), weights), jnp.float32)
 
 
 def _sorted(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +189,7 @@ def _clipped_mean(rows: np.ndarray, norms: np.ndarray, radius: float, weights: n
     return (weights * clip / weights.sum()).astype(np.float32) @ rows
 
 
-def _differences(rows: np.ndarray, v: np.ndarray) -> np.ndarray:
+def differences(rows: np.ndarray, v: np.ndarray) -> np.ndarray:
     """r_i - v, or the largest finite number where that overflows."""
     with np.errstate(over="ignore"):
         return np.clip(rows - v, -LARGEST, LARGEST)
