@@ -20,7 +20,7 @@ from jax import Array
 
 from . import rng
 from ._collection import Collection, Weighting
-from .aggregate import Gather, Mean, gather_by, quorum
+from .aggregate import Gather, Mean, Memory, Remembering, gather_by, quorum
 from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
@@ -62,6 +62,7 @@ class Federation:
     gather       makes the accumulator of a round's replies (default: the mean)
     accountant   books the uploads of a private federation (default: no accountant)
     ledger       the ledger to continue with, if a run is resumed (default: a new one)
+    memory       what rules that remember know of the rounds so far (default: nothing); it changes with every round
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class Federation:
         gather: Gather | None = None,
         accountant: Books | None = None,
         ledger: Ledger | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
         self.ledger = Ledger() if ledger is None else ledger
+        self._memory: Memory = {} if memory is None else memory
         self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
         self._min_replies, self._weighting = min_replies, weighting
@@ -157,7 +160,10 @@ class Federation:
         call = self.call(Kind.ROUND, step, self.clients, arguments, held)
         _ = call.before  # raises if a vector is missing, even if the differences are not used
         account = self.ledger.steps.setdefault(step.name, Account())
-        collection = self._collection(call, account, self._gather(call))
+        gathered = self._gather(call)
+        if isinstance(gathered, Remembering):
+            gathered.recall(self._memory.setdefault(step.name, {}))
+        collection = self._collection(call, account, gathered)
         try:
             return collection.collect()
         finally:

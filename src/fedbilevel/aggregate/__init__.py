@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..names import Names
-from ._gather import Gather, Rows, gather_by
+from ._gather import Gather, Remembering, Rows, gather_by
 from ._mean import Accumulator, Mean, mix, not_finite
-from ._rule import Quorate, Rule, quorum
+from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
 from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
 
 AGGREGATORS: Names[type[Any]] = Names(
@@ -32,8 +32,12 @@ __all__ = [
     "GeometricMedian",
     "Mean",
     "Median",
+    "Memory",
     "NormBound",
+    "Place",
+    "Placed",
     "Quorate",
+    "Remembering",
     "Rows",
     "Rule",
     "TrimmedMean",

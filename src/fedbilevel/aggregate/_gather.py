@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..engines import Call, Reason, Replies
+from ..rng import Address
 from ..steps import present
 from ._mean import Accumulator, Mean, not_finite
-from ._rule import Rule, quorum
+from ._rule import START, Place, Placed, Rule, quorum
 from ._rules import WeightedMean, differences
 
 Gather = Callable[[Call], Accumulator]
@@ -29,7 +31,15 @@ class GatherBy:
         return quorum(self.rule)
 
     def __call__(self, call: Call) -> Accumulator:
-        return Rows(self.rule, call.before)
+        return Rows(self.rule, call.before, call.address)
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An accumulator whose rule may remember."""
+
+    def recall(self, last: dict[str, np.ndarray]) -> None:
+        """Use what is remembered of the last round of the same step, and replace it by the value of this one."""
 
 
 def gather_by(rule: Rule | None) -> Gather:
@@ -38,18 +48,24 @@ def gather_by(rule: Rule | None) -> Gather:
 
 
 class Rows:
-    """The valid replies of a round, which are all kept until a rule aggregates them.
+    """The valid replies of a round, which are all kept until a rule aggregates them, in the order of the clients.
 
     `before` holds the vectors of which some fields are the next value. For these fields, the rule is given the
-    differences to the vectors.
+    differences to the vectors, and remembers a difference.
     """
 
-    def __init__(self, rule: Rule, before: Mapping[str, Any]) -> None:
-        self._rule, self._before = rule, before
+    def __init__(self, rule: Rule, before: Mapping[str, Any], address: Address = START) -> None:
+        self._rule, self._before, self._address = rule, before, address
+        self._clients: list[int] = []
         self._rows: dict[str, list[np.ndarray]] = {}
         self._weights: list[np.ndarray] = []
         self._empty: Any = None
+        self._last: dict[str, np.ndarray] = {}
         self.count = 0
+
+    def recall(self, last: dict[str, np.ndarray]) -> None:
+        """Use what is remembered of the last round of the same step, and replace it by the value of this one."""
+        self._last = last
 
     def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
         """Keep stacked replies; return the clients whose reply is not used because a vector is not finite."""
@@ -57,20 +73,40 @@ class Rows:
         valid = np.asarray([client not in rejected for client in replies.clients], bool)
         for name in present(replies.reply):
             self._rows.setdefault(name, []).append(np.asarray(getattr(replies.reply, name))[valid])
+        self._clients += [client for client in replies.clients if client not in rejected]
         self._weights.append(weights[valid])
         self._empty = replies.reply._replace(**dict.fromkeys(replies.reply._fields))
         self.count += int(valid.sum())
         return rejected
 
-    @property
+    @cached_property
     def value(self) -> Any:
-        weights = np.concatenate(self._weights).astype(np.float64)
-        return self._empty._replace(**{name: self._together(name, weights) for name in self._rows})
+        """The result of the round. What it is made of becomes the memory, so it is computed once."""
+        # Replies arrive in any order, and the result must not depend on it to the last bit.
+        own = self._clients
+        order = slice(None) if own == sorted(own) else np.argsort(own, kind="stable")
+        weights = np.concatenate(self._weights).astype(np.float64)[order]
+        results = {name: self._together(name, order, weights) for name in self._rows}
+        if isinstance(self._rule, Placed) and self._rule.remembers:
+            self._last.clear()
+            self._last.update({name: result for name, (result, _) in results.items()})
+        return self._empty._replace(**{name: self._whole(name, *result) for name, result in results.items()})
 
-    def _together(self, name: str, weights: np.ndarray) -> Any:
-        stacked = np.concatenate(self._rows[name])
+    def _together(
+        self, name: str, order: slice | np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
+        """What the rule makes of a field, and the shape of the field."""
+        stacked = np.concatenate(self._rows[name])[order]
         rows = stacked.reshape(len(stacked), -1)
+        if name in self._before:
+            rows = differences(rows, np.asarray(self._before[name]))
+        last = self._last.get(name)
+        known = last is not None and last.shape == rows.shape[1:]
+        place = Place(self._address, last if known else None)
+        rule = self._rule.at(place) if isinstance(self._rule, Placed) else self._rule
+        return np.asarray(rule(rows, weights), np.float32), stacked.shape[1:]
+
+    def _whole(self, name: str, result: np.ndarray, shape: tuple[int, ...]) -> Any:
         if name not in self._before:
-            return jnp.asarray(self._rule(rows, weights).reshape(stacked.shape[1:]), jnp.float32)
-        before = np.asarray(self._before[name])
-        return jnp.asarray(before + self._rule(differences(rows, before), weights), jnp.float32)
+            return jnp.asarray(result.reshape(shape))
+        return jnp.asarray(np.asarray(self._before[name]) + result, jnp.float32)

@@ -26,12 +26,14 @@ twenty replies of 157,000 numbers).
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from ..settings import Count, Positive, about, settings
+from ._rule import Place, Rule
 
 LARGEST = np.finfo(np.float32).max
 MAJORITY = 3  # the smallest number of replies in which a single liar is in the minority
@@ -118,20 +120,34 @@ class GeometricMedian:
 
 @settings
 class CentredClipping:
-    """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median."""
+    """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median of the round or from the result of the last round."""
 
     fewest: ClassVar[int] = MAJORITY
 
     radius: Annotated[Positive | None, about("τ; default: the median distance to the median")] = None
     iterations: Annotated[Count, about("how many times v is moved")] = 3
+    start: Annotated[
+        Literal["median", "last"], about("where v starts: the median of the round, or the last result")
+    ] = "median"
+
+    @property
+    def remembers(self) -> bool:
+        return self.start == "last"
+
+    def at(self, place: Place) -> Rule:
+        """The rule at a place in the run: it starts from what it returned last, if it remembers that."""
+        return partial(self._clip, last=place.last if self.remembers else None)
 
     def __call__(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        v, radius = Median()(rows, weights), self.radius
+        return self._clip(rows, weights, last=None)
+
+    def _clip(self, rows: np.ndarray, weights: np.ndarray, last: np.ndarray | None) -> np.ndarray:
+        median = Median()(rows, weights)
+        radius = _middle(_norms(differences(rows, median)), weights) if self.radius is None else self.radius
+        v = median if last is None else last
         for _ in range(self.iterations):
             apart = differences(rows, v)
-            norms = _norms(apart)
-            radius = _middle(norms, weights) if radius is None else radius
-            v = v + _clipped_mean(apart, norms, radius, weights)
+            v = v + _clipped_mean(apart, _norms(apart), radius, weights)
         return v
 
 
