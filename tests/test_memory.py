@@ -77,7 +77,8 @@ def test_the_first_round_and_a_rule_without_a_past_start_from_the_median() -> No
 def remembered(last: dict[str, np.ndarray], fields: dict[str, Any], rule: Any = LAST) -> Any:
     gathered = Rows(rule, {})
     gathered.recall(last)
-    reply = Reply(*(None if fields.get(n) is None else jnp.asarray(fields[n], jnp.float32) for n in Reply._fields))
+    h = None if "h" not in fields else jnp.asarray(fields["h"], jnp.float32)
+    reply = Reply(jnp.asarray(fields["y"], jnp.float32), h)
     gathered.add(Replies(clients=tuple(range(7)), reply=reply), np.ones(7))
     return gathered.value
 
@@ -221,3 +222,22 @@ def test_a_checkpoint_holds_a_memory_beside_a_state_that_has_the_same_names(tmp_
 def test_settings_have_no_place_for_a_memory() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         LAST.start = "median"  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------------- poisoned memory
+
+
+@pytest.mark.parametrize("radius", [None, 1.0])
+def test_a_cohort_of_liars_does_not_spoil_the_rounds_after_it(radius: float | None) -> None:
+    """In the first round liars have the majority. In the second a single one is left, and it is tolerated."""
+    honest = three_rounds()[1]
+    first, second = honest.copy(), honest.copy()
+    first[:4] = 1e14
+    second[0] = 1e14
+    fed = fb.Federation(said([first, second]), gather=gather_by(CentredClipping(start="last", radius=radius)))
+    fed.round(answer, y=SENT)
+    got = fed.round(answer, y=0 * SENT)
+    spread = np.ptp(honest[1:], axis=0)
+    low, high = honest[1:].min(axis=0) - spread, honest[1:].max(axis=0) + spread
+    value = np.concatenate([got.y, np.asarray(got.h)])
+    assert np.all(low <= value) and np.all(value <= high), value
