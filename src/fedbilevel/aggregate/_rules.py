@@ -120,7 +120,11 @@ class GeometricMedian:
 
 @settings
 class CentredClipping:
-    """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median of the round or from the result of the last round."""
+    """v ← v + 1/W Σ_i w_i clip(r_i - v, τ), from the median of the round or from the result of the last round.
+
+    A last result that is further from the median than v can move in a round is not used, since it says nothing
+    about this round: a cohort in which liars had the majority may have put it anywhere.
+    """
 
     fewest: ClassVar[int] = MAJORITY
 
@@ -144,7 +148,9 @@ class CentredClipping:
     def _clip(self, rows: np.ndarray, weights: np.ndarray, last: np.ndarray | None) -> np.ndarray:
         median = Median()(rows, weights)
         radius = _middle(_norms(differences(rows, median)), weights) if self.radius is None else self.radius
-        v = median if last is None else last
+        v = median
+        if last is not None and _norms(differences(last[None], median))[0] <= self.iterations * radius:
+            v = last
         for _ in range(self.iterations):
             apart = differences(rows, v)
             v = v + _clipped_mean(apart, _norms(apart), radius, weights)
