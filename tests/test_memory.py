@@ -143,14 +143,24 @@ def test_a_round_with_too_few_replies_is_not_remembered() -> None:
 METHOD = fb.AggITD(N=2, alpha=0.2, beta=0.2, lam=0.5, participation=5)
 
 
-def trained(task: Any, iterations: int, out: Path | None = None, start: str = "last", **more: Any) -> fb.Result:
+PUBLISHED = {"name": "centred-clipping", "start": "last"}
+AGGREGATORS: dict[str, dict[str, Any]] = {
+    "centred clipping": PUBLISHED,
+    "buckets": {"name": "bucketing", "size": 2},
+    "centred clipping of buckets": {"name": "bucketing", "rule": PUBLISHED},
+}
+
+
+def trained(
+    task: Any, iterations: int, out: Path | None = None, aggregator: Any = PUBLISHED, **more: Any
+) -> fb.Result:
     return fb.train(
         task.problem,
         task.clients,
         METHOD,
         stop={"iterations": iterations},
         engine={"name": "simulation"},
-        federation={"aggregator": {"name": "centred-clipping", "start": start}},
+        federation={"aggregator": aggregator},
         evaluate={"checkpoint_every": 2, "every": 2},
         measure=task.measure,
         out=out,
@@ -158,18 +168,25 @@ def trained(task: Any, iterations: int, out: Path | None = None, start: str = "l
     )
 
 
-def test_a_resumed_run_remembers_bit_for_bit(
-    quadratic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = trained(quadratic, 4)
-    trained(quadratic, 2, tmp_path / "run")
-    trained(quadratic, 2, tmp_path / "forgetful")
-    resumed = trained(quadratic, 4, tmp_path / "run", resume=True)
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_a_resumed_run_draws_and_remembers_bit_for_bit(name: str, quadratic: Any, tmp_path: Path) -> None:
+    aggregator = AGGREGATORS[name]
+    whole = trained(quadratic, 4, aggregator=aggregator)
+    trained(quadratic, 2, tmp_path / "run", aggregator)
+    resumed = trained(quadratic, 4, tmp_path / "run", aggregator, resume=True)
     for one, other in ((whole.x, resumed.x), (whole.y, resumed.y)):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_resumed_run_that_forgets_is_another_run(
+    quadratic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory matters, so the test above would notice if it were lost."""
+    whole = trained(quadratic, 4)
     monkeypatch.setattr(Checkpoint, "memory", {})
-    forgetful = trained(quadratic, 4, tmp_path / "forgetful", resume=True)
-    assert np.any(np.asarray(forgetful.x) != np.asarray(whole.x)), "without its memory the run would be another"
+    trained(quadratic, 2, tmp_path / "run")
+    forgetful = trained(quadratic, 4, tmp_path / "run", resume=True)
+    assert np.any(np.asarray(forgetful.x) != np.asarray(whole.x))
 
 
 def test_two_runs_of_the_same_settings_are_the_same_run(quadratic: Any) -> None:

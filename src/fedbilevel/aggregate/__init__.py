@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..names import Names
+from ._bucketing import RULES, Bucketing
 from ._gather import Gather, Remembering, Rows, gather_by
+from ._krum import MultiKrum
 from ._mean import Accumulator, Mean, mix, not_finite
 from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
 from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
@@ -13,26 +15,21 @@ from ._rules import CentredClipping, GeometricMedian, Median, NormBound, Trimmed
 AGGREGATORS: Names[type[Any]] = Names(
     "aggregators",
     "federation.aggregator.name",
-    {
-        "mean": WeightedMean,
-        "median": Median,
-        "trimmed-mean": TrimmedMean,
-        "geometric-median": GeometricMedian,
-        "centred-clipping": CentredClipping,
-        "norm-bound": NormBound,
-    },
+    {"mean": WeightedMean, **RULES, "bucketing": Bucketing},
     needs=("__call__",),
 )
 
 __all__ = [
     "AGGREGATORS",
     "Accumulator",
+    "Bucketing",
     "CentredClipping",
     "Gather",
     "GeometricMedian",
     "Mean",
     "Median",
     "Memory",
+    "MultiKrum",
     "NormBound",
     "Place",
     "Placed",

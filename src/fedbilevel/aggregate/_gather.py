@@ -14,7 +14,7 @@ from ..engines import Call, Reason, Replies
 from ..rng import Address
 from ..steps import present
 from ._mean import Accumulator, Mean, not_finite
-from ._rule import START, Place, Placed, Rule, quorum
+from ._rule import START, Place, Rule, placed, quorum, remembers
 from ._rules import WeightedMean, differences
 
 Gather = Callable[[Call], Accumulator]
@@ -87,7 +87,7 @@ class Rows:
         order = slice(None) if own == sorted(own) else np.argsort(own, kind="stable")
         weights = np.concatenate(self._weights).astype(np.float64)[order]
         results = {name: self._together(name, order, weights) for name in self._rows}
-        if isinstance(self._rule, Placed) and self._rule.remembers:
+        if remembers(self._rule):
             self._last.clear()
             self._last.update({name: result for name, (result, _) in results.items()})
         return self._empty._replace(**{name: self._whole(name, *result) for name, result in results.items()})
@@ -102,8 +102,7 @@ class Rows:
             rows = differences(rows, np.asarray(self._before[name]))
         last = self._last.get(name)
         known = last is not None and last.shape == rows.shape[1:]
-        place = Place(self._address, last if known else None)
-        rule = self._rule.at(place) if isinstance(self._rule, Placed) else self._rule
+        rule = placed(self._rule, Place(self._address, last if known else None))
         return np.asarray(rule(rows, weights), np.float32), stacked.shape[1:]
 
     def _whole(self, name: str, result: np.ndarray, shape: tuple[int, ...]) -> Any:

@@ -62,6 +62,16 @@ class Placed(Protocol):
         """The rule at one place in the run, for one field."""
 
 
+def placed(rule: Rule, place: Place) -> Rule:
+    """A rule at a place in the run; itself if it neither draws nor remembers."""
+    return rule.at(place) if isinstance(rule, Placed) else rule
+
+
+def remembers(rule: Rule) -> bool:
+    """Whether a rule remembers what it returned."""
+    return isinstance(rule, Placed) and rule.remembers
+
+
 def quorum(rule: object) -> int:
     """The smallest number of replies that a rule may be given; one if it does not say."""
     if not isinstance(rule, Quorate):
