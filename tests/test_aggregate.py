@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,11 +20,14 @@ from fakes import Reply, answer
 from fedbilevel import AggITD, Federation, SettingsError, Simulation, UnknownName, gather_by, load_spec
 from fedbilevel.aggregate import (
     AGGREGATORS,
+    Bucketing,
     CentredClipping,
     GeometricMedian,
     Mean,
     Median,
+    MultiKrum,
     NormBound,
+    Place,
     Rows,
     Rule,
     TrimmedMean,
@@ -42,6 +46,11 @@ ROWS = RNG.normal(size=(9, 5)).astype(np.float32) * 10.0 ** np.arange(-2, 3, dty
 SIZES = np.asarray([3, 1, 4, 1, 5, 9, 2, 6, 5], float)
 ONES = np.ones(9)
 QUICK = settings(max_examples=30)
+COUNTING = {
+    "trimmed-mean",
+    "multi-krum",
+    "bucketing",
+}  # rules that count replies in order to cut some, whatever these weigh
 ROBUST = sorted(name for name in AGGREGATORS if name != "mean")
 
 
@@ -67,6 +76,42 @@ def test_the_trimmed_mean_is_scipys_where_whole_rows_are_cut() -> None:
     for share in (0.0, 0.125, 0.25, 0.375):
         expected = stats.trim_mean(rows.astype(float), share, axis=0)
         np.testing.assert_allclose(TrimmedMean(share=share)(rows, ONES[:8]), expected, rtol=1e-5)
+
+
+def test_the_trimmed_mean_of_three_replies_keeps_nothing_of_a_liar() -> None:
+    """A quarter of three replies is less than one, and the liar has to be cut as a whole."""
+    rows = np.asarray([[1.0, 2.0], [1.5, 2.5], [1e14, -1e14]], np.float32)
+    np.testing.assert_array_equal(TrimmedMean()(rows, np.ones(3)), [1.5, 2.0])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.3, 0.4, 0.49])
+@pytest.mark.parametrize("count", range(3, 14))
+def test_the_trimmed_mean_cuts_whole_replies_at_each_end(share: float, count: int) -> None:
+    """ceil(share n) at each end, and where that would leave nothing, all but the one or two in the middle."""
+    rows = RNG.normal(size=(count, 3)).astype(np.float32)
+    rows[-1] = 1e14
+    expected = []
+    for column in rows.astype(float).T:
+        left = sorted(column)
+        for _ in range(math.ceil(share * count)):
+            if len(left) > 2:
+                left = left[1:-1]
+        expected.append(sum(left) / len(left))
+    np.testing.assert_allclose(TrimmedMean(share=share)(rows, np.ones(count)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_trimmed_mean_counts_replies_and_averages_what_is_left_by_weight() -> None:
+    """A liar cannot stay by claiming a large weight."""
+    rows = np.asarray([[1.0], [2.0], [4.0], [1e14]], np.float32)
+    got = TrimmedMean()(rows, np.asarray([1.0, 3.0, 1.0, 1e6]))
+    np.testing.assert_allclose(got, [(3 * 2 + 1 * 4) / 4], rtol=1e-6)
+
+
+def test_a_share_of_the_replies_is_not_rounded_up_by_the_error_of_a_product() -> None:
+    assert 0.07 * 100 > 7
+    rows = np.arange(100, dtype=np.float32)[:, None] ** 2
+    expected = np.mean(np.arange(7, 93) ** 2)
+    np.testing.assert_allclose(TrimmedMean(share=0.07)(rows, np.ones(100)), [expected], rtol=1e-6)
 
 
 def test_the_geometric_median_is_the_minimum_that_scipy_finds() -> None:
@@ -114,7 +159,74 @@ def test_the_norm_bound_follows_its_formula(radius: float | None) -> None:
         np.testing.assert_allclose(NormBound()(ROWS, ONES), uniform, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
+def krum(rows: np.ndarray, liars: int, keep: int) -> np.ndarray:
+    """Multi-Krum as it is published, slowly, for replies without ties."""
+    n, scores = len(rows), []
+    for i in range(n):
+        others = sorted(float(np.sum((rows[i] - rows[j]) ** 2)) for j in range(n) if j != i)
+        scores.append(sum(others[: n - liars - 2]))
+    best = sorted(range(n), key=lambda i: scores[i])[:keep]
+    return np.mean([rows[i] for i in best], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("liars", "keep"), [(1, None), (2, None), (3, None), (1, 1), (2, 4), (0.2, None), (0.3, 2)]
+)
+def test_multi_krum_follows_its_definition(liars: float, keep: int | None) -> None:
+    for seed in range(5):
+        rows = np.random.default_rng(seed).normal(size=(9, 5)).astype(np.float32)
+        f = liars if isinstance(liars, int) else math.ceil(liars * 9)
+        expected = krum(rows.astype(float), f, 9 - f if keep is None else keep)
+        got = MultiKrum(liars=liars, keep=keep)(rows, np.ones(9))
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_multi_krum_keeps_at_most_as_many_replies_as_are_honest() -> None:
+    """Ten of nine cannot be kept, and neither can a liar among them."""
+    rows = np.concatenate([ROWS[:8, :2], np.full((1, 2), 1e14, np.float32)])
+    got = MultiKrum(liars=1, keep=10)(rows, ONES)
+    np.testing.assert_allclose(got, rows[:8].mean(axis=0), rtol=1e-5)
+
+
+def test_multi_krum_keeps_replies_with_equal_scores_together() -> None:
+    """The scores of 3 and -3 are equal; if exactly four of five were kept, the order would decide."""
+    rows = np.asarray([[0.0], [1.0], [-1.0], [3.0], [-3.0]], np.float32)
+    np.testing.assert_array_equal(MultiKrum(liars=1)(rows, np.ones(5)), [0.0])
+
+
+def test_multi_krum_sees_differences_that_are_small_beside_what_replies_have_in_common() -> None:
+    """The distances are about 1e-3, and the replies about 1e3: a square in single precision would lose them."""
+    rows = (1e3 + 1e-3 * RNG.normal(size=(7, 4))).astype(np.float32)
+    expected = krum(rows.astype(float), 2, 5)
+    np.testing.assert_allclose(MultiKrum(liars=2)(rows, np.ones(7)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.2, 0.25, 0.3, 0.4, 0.45, 0.49])
+def test_multi_krum_needs_two_liars_and_three_replies_for_every_number_from_its_smallest(share: float) -> None:
+    enough = [n >= 2 * math.ceil(share * n - 1e-9) + 3 for n in range(600)]
+    smallest = max(n for n in range(600) if not enough[n]) + 1
+    assert MultiKrum(liars=share).fewest == smallest
+    assert MultiKrum(liars=2).fewest == 7
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("within", [Median(), GeometricMedian(), MultiKrum(liars=1)])
+def test_bucketing_is_the_rule_on_the_means_of_buckets_that_the_address_draws(size: int, within: Rule) -> None:
+    address = Address(3, Kind.ROUND, 17)
+    order = address.generator("buckets").permutation(9)
+    means = [np.mean([ROWS[i].astype(float) for i in order[k : k + size]], axis=0) for k in range(0, 9, size)]
+    expected = within(np.asarray(means, np.float32), np.ones(len(means)))
+    got = Bucketing(size=size, rule=within).at(Place(address))(ROWS, ONES)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_rounds_have_other_buckets_and_the_same_round_the_same() -> None:
+    here, there = (Bucketing().at(Place(Address(0, Kind.ROUND, place))) for place in (4, 5))
+    np.testing.assert_array_equal(here(ROWS, ONES), here(ROWS, ONES))
+    assert np.any(here(ROWS, ONES) != there(ROWS, ONES))
+
+
+@pytest.mark.parametrize("name", sorted(set(AGGREGATORS) - COUNTING))
 def test_a_weight_counts_as_so_many_equal_replies(name: str) -> None:
     rule, many = AGGREGATORS[name](), repeated(ROWS, SIZES)
     np.testing.assert_allclose(rule(ROWS, SIZES), rule(many, np.ones(len(many))), rtol=2e-3, atol=1e-4)
@@ -127,7 +239,7 @@ replies_of = arrays(np.float32, st.tuples(st.integers(2, 9), st.integers(1, 4)),
 
 
 @QUICK
-@given(replies_of, st.sampled_from(sorted(AGGREGATORS)), st.randoms(use_true_random=False))
+@given(replies_of, st.sampled_from(sorted(set(AGGREGATORS) - {"bucketing"})), st.randoms(use_true_random=False))
 def test_the_order_of_the_replies_does_not_matter(rows: np.ndarray, name: str, random: Any) -> None:
     order = list(range(len(rows)))
     random.shuffle(order)
@@ -229,6 +341,20 @@ def test_chunks_are_kept_and_a_reply_that_is_not_finite_is_not_used() -> None:
     np.testing.assert_array_equal(rows.value.h, [0.0])
 
 
+@pytest.mark.parametrize("name", ROBUST)
+def test_the_order_in_which_replies_arrive_changes_no_bit(name: str) -> None:
+    """Buckets are those of the clients, and sums are in the order of the clients."""
+    y, h = RNG.normal(size=(2, 9)).astype(np.float32).tolist()
+    values = []
+    for order in (list(range(9)), [4, 8, 0, 3, 7, 1, 2, 6, 5]):
+        rows = Rows(AGGREGATORS[name](), {}, Address(0, Kind.ROUND, 3))
+        for part in (order[:2], order[2:]):
+            rows.add(stacked(part, [y[c] for c in part], [h[c] for c in part]), np.ones(len(part)))
+        values.append(rows.value)
+    for one, other in zip(*values, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_field_that_the_step_does_not_return_stays_none() -> None:
     """AggITD's first rounds carry no z."""
     for gathered in (Rows(Median(), {}), Mean()):
@@ -291,8 +417,16 @@ EXPECTED: dict[str, tuple[dict[str, Any], Rule]] = {
     "median": ({}, Median()),
     "trimmed-mean": ({"share": 0.1}, TrimmedMean(share=0.1)),
     "geometric-median": ({"tolerance": 0.5, "iterations": 7}, GeometricMedian(tolerance=0.5, iterations=7)),
-    "centred-clipping": ({"radius": 2.0, "iterations": 7}, CentredClipping(radius=2.0, iterations=7)),
+    "centred-clipping": (
+        {"radius": 2.0, "iterations": 7, "start": "last"},
+        CentredClipping(radius=2.0, iterations=7, start="last"),
+    ),
     "norm-bound": ({"radius": 2.0}, NormBound(radius=2.0)),
+    "multi-krum": ({"liars": 2, "keep": 3}, MultiKrum(liars=2, keep=3)),
+    "bucketing": (
+        {"size": 3, "rule": {"name": "trimmed-mean", "share": 0.1}},
+        Bucketing(size=3, rule=TrimmedMean(share=0.1)),
+    ),
 }
 
 
@@ -314,6 +448,23 @@ def test_a_parameter_that_another_rule_has_is_refused_with_the_name_of_the_rule(
         load_spec("demo", {"federation.aggregator": {"name": "trimmed-mean", "share": 0.5}})
     with pytest.raises(UnknownName, match=r"federation.aggregator.name = 'medan'.*median"):
         load_spec("demo", {"federation.aggregator": "medan"})
+
+
+def test_the_rule_of_the_buckets_is_chosen_as_the_aggregator_is() -> None:
+    def rule(**given: Any) -> Any:
+        return load_spec("demo", {"federation.aggregator": "bucketing", **given}).federation.rule
+
+    inner = "federation.aggregator.rule"
+    assert rule() == Bucketing(size=2, rule=Median())
+    assert rule(**{inner: "norm-bound"}) == Bucketing(rule=NormBound())
+    assert rule(**{f"{inner}.name": "trimmed-mean", f"{inner}.share": 0.1}) == Bucketing(
+        rule=TrimmedMean(share=0.1)
+    )
+    with pytest.raises(SettingsError, match=r"federation\.aggregator\.rule\.share = 0.9 is wrong"):
+        rule(**{inner: {"name": "trimmed-mean", "share": 0.9}})
+    for refused in ("mean", "bucketing"):
+        with pytest.raises(UnknownName, match=rf"federation\.aggregator\.rule\.name = '{refused}'"):
+            rule(**{inner: refused})
 
 
 def test_the_mean_is_the_default_and_has_no_rule() -> None:

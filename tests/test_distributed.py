@@ -61,6 +61,15 @@ def work(out: str, steps: str) -> None:
             out=f"{out}-kept",
             resume=True,
         )
+        remembered = fb.train(
+            task.problem,
+            task.clients,
+            HeavyBall(participation=5),
+            stop={"iterations": stop},
+            federation={"aggregator": {"name": "centred-clipping", "start": "last"}},
+            out=f"{out}-remembered",
+            resume=True,
+        )
     ledger = {k: v for k, v in result.summary.items() if k in ("ledger", "probes", "rejected", "rounds")}
     refusals = []
     for change, again in (("federation.engine.devices", 1), ("stop.iterations", 9)):
@@ -72,6 +81,7 @@ def work(out: str, steps: str) -> None:
     state = {name: np.asarray(getattr(result, name)).tolist() for name in ("x", "y")}
     state |= {
         "kept": np.asarray(kept.y).tolist(),
+        "remembered": np.asarray(remembered.y).tolist(),
         "moves": np.linalg.norm(kept.y - task.problem.flat_y.vector).item(),
     }
     print(json.dumps(seen | state | {"history": result.history, "ledger": ledger, "refusals": refusals}))
@@ -164,6 +174,15 @@ def test_what_clients_keep_is_the_same_in_two_processes_also_after_a_resume(
     assert together[0]["kept"] == together[1]["kept"]
     first, second = (folder.with_name(f"{folder.name}-kept") for folder in folders[1:])
     assert list((first / "clients").glob("*.safetensors")) and not second.exists()
+
+
+@pytest.mark.slow
+def test_what_a_rule_remembers_is_the_same_in_two_processes_also_after_a_resume(
+    alone: dict[str, Any], together: list[dict[str, Any]]
+) -> None:
+    assert together[0]["remembered"] == together[1]["remembered"]
+    assert apart(together[0]["remembered"], alone["remembered"]) < 1e-5
+    assert apart(alone["remembered"], alone["kept"]) > 1e-3, "another rule is another run"
 
 
 @pytest.mark.slow

@@ -42,10 +42,8 @@ def written(study: Study, runs: Runs, out: Path) -> list[dict[str, Any]]:
 
 def test_a_study_of_points_writes_what_each_run_reached_at_its_setting(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "runs")
-    made = tuple(
-        StudyRun("median", 0, {**SMALL, "federation.aggregator": "median", "attack.share": at}, {}, at)
-        for at in (0.0, 0.3)
-    )
+    robust = {**SMALL, "federation.aggregator": "median", "algorithm.participation": 3}
+    made = tuple(StudyRun("median", 0, {**robust, "attack.share": at}, {}, at) for at in (0.0, 0.3))
     for run, accuracy in zip(made, (0.9, 0.4), strict=True):
         finished(runs, run, accuracy)
     rows = written(Study("small", "Small", "points", made, ("one",), x="share of attackers"), runs, tmp_path)

@@ -292,7 +292,7 @@ def test_the_fields_of_a_table_are_those_of_the_class_that_its_name_chooses() ->
     for line in ("[federation.engine]", "[federation.aggregator]"):
         assert line in shown
     assert any(line.startswith("actors = 4  # processes") for line in shown)
-    assert any(line.startswith("share = 0.3  # share of the weight") for line in shown)
+    assert any(line.startswith("share = 0.3  # share of the replies") for line in shown)
     assert any(line.startswith("# address =   # host:port") for line in shown)
 
 
@@ -383,7 +383,7 @@ def test_an_unknown_name_of_a_table_lists_the_known_ones(where: str, known: str)
         ({"federation.aggregator": "trimmed-mean", "federation.aggregator.share": 0.5}, "share = 0.5 is wrong"),
         ({"federation.engine": 5}, "federation.engine = 5 is wrong: use one of: loop, ray, simulation"),
         ({"federation.engine": True}, "federation.engine = True is wrong: use one of: loop, ray, simulation"),
-        ({"federation.aggregator": [1]}, "federation.aggregator = .* is wrong: use one of: centred-clipping"),
+        ({"federation.aggregator": [1]}, "federation.aggregator = .* is wrong: use one of: bucketing, centred"),
     ],
 )
 def test_a_field_of_another_choice_is_refused(overrides: dict[str, Any], message: str) -> None:

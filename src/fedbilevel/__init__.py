@@ -1,7 +1,16 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
 from .agents import Agents
-from .aggregate import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, gather_by
+from .aggregate import (
+    Bucketing,
+    CentredClipping,
+    GeometricMedian,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+    gather_by,
+)
 from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest
 from .batch import Batch
 from .check import check
@@ -60,6 +69,7 @@ __all__ = [
     "Attack",
     "Batch",
     "BilevelProblem",
+    "Bucketing",
     "Call",
     "Capabilities",
     "CentredClipping",
@@ -90,6 +100,7 @@ __all__ = [
     "ListedClients",
     "Loop",
     "Median",
+    "MultiKrum",
     "Next",
     "NormBound",
     "Observer",

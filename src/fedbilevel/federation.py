@@ -19,7 +19,7 @@ from jax import Array
 
 from . import rng
 from ._collection import Collection, Weighting
-from .aggregate import Gather, Mean, gather_by
+from .aggregate import Gather, Mean, Memory, Remembering, gather_by, quorum
 from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
@@ -55,11 +55,13 @@ class Federation:
     seed         the root of every random address: cohorts, samples, the algorithm's own choices; a private
                  federation has a secret one, of 32 bytes
     min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of the clients asked
+                 (default: as many as the rule of `gather` needs, which is one for the mean)
     policies     what is tolerated: deadline, retries, oversampling, exclusion
     weighting    the mean over clients is uniform, as in the paper, or weighted by their number of samples
     gather       makes the accumulator of a round's replies (default: the mean)
     accountant   books the releases of a private federation (default: no accountant)
     ledger       the ledger to continue with, if a run is resumed (default: a new one)
+    memory       what rules that remember know of the rounds so far (default: nothing); it changes with every round
     """
 
     def __init__(
@@ -67,19 +69,27 @@ class Federation:
         engine: Engine,
         *,
         seed: Root = 0,
-        min_replies: int | float = 1,
+        min_replies: int | float | None = None,
         policies: Policies | None = None,
         weighting: Weighting = "uniform",
         gather: Gather | None = None,
         accountant: Accounting | None = None,
         ledger: Ledger | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.engine, self.seed = engine, seed
         self.ledger = Ledger() if ledger is None else ledger
+        self._memory: Memory = {} if memory is None else memory
         self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
         self._min_replies, self._weighting = min_replies, weighting
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
+        self._quorum = quorum(self._gather)
+        if isinstance(min_replies, int) and min_replies < self._quorum:
+            raise SettingsError(
+                f"min_replies = {min_replies} is wrong: the rule needs {self._quorum} replies to tolerate a liar; "
+                f"use at least {self._quorum}, or leave it out"
+            )
         self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
         self._drawn = 0  # the round in which this cohort was drawn
@@ -91,6 +101,11 @@ class Federation:
         It shares the ledger and the held vectors. The choice is drawn at (seed, "cohort", rounds so far).
         """
         count = cohort_size(participation, len(self.clients))
+        if count < self._quorum:
+            raise SettingsError(
+                f"participation = {participation} is wrong: a cohort has {count} clients, and the rule needs "
+                f"{self._quorum} replies to tolerate a liar; ask at least {self._quorum} clients, or use the mean"
+            )
         view = copy.copy(self)
         view._drawn = self.ledger.rounds
         out = self.ledger.conduct.excluded(self.ledger.rounds)
@@ -144,8 +159,10 @@ class Federation:
         call = self.call(Kind.ROUND, step, self.clients, arguments, held)
         _ = call.before  # raises if a vector is missing, even if the differences are not used
         account = self.ledger.steps.setdefault(step.name, Account())
-        collection = self._collection(call, account, self._gather(call))
-        result = None
+        gathered, result = self._gather(call), None
+        if isinstance(gathered, Remembering):
+            gathered.recall(self._memory.setdefault(step.name, {}))
+        collection = self._collection(call, account, gathered)
         try:
             result = collection.collect()
         finally:
@@ -188,6 +205,7 @@ class Federation:
 
     def _collection(self, call: Call, account: Account, gathered: Any) -> Collection:
         wanted = self._wanted or len(call.clients)
+        least = self._quorum if call.kind is Kind.ROUND else 1  # a measurement is a mean
         return Collection(
             engine=self.engine,
             call=call,
@@ -197,12 +215,14 @@ class Federation:
             ledger=self.ledger,
             account=account,
             wanted=wanted,
-            fewest=min(needed(self._min_replies, len(call.clients)), wanted),
+            fewest=max(min(needed(self._min_replies, len(call.clients)), wanted), least),
         )
 
 
-def needed(min_replies: int | float, asked: int) -> int:
-    """How many valid replies a round needs: `min_replies`, or as a float a share of the clients asked."""
+def needed(min_replies: int | float | None, asked: int) -> int:
+    """How many valid replies a round of the mean needs: `min_replies`, or as a float a share of those asked."""
+    if min_replies is None:
+        return 1
     return min_replies if isinstance(min_replies, int) else max(1, round(min_replies * asked))
 
 

@@ -49,11 +49,11 @@ class Address(NamedTuple):
     kind: Kind
     place: int
 
-    def generator(self, argument: str, client: int) -> np.random.Generator:
-        """The generator of the rows that a client draws for an argument."""
+    def generator(self, argument: str, *client: int) -> np.random.Generator:
+        """The generator of the rows that a client draws for an argument, or of a choice of the server."""
         if isinstance(self.root, Keys):
             return _keyed(self.root.by_argument[argument])
-        return generator(self.root, self.kind.value, self.place, argument, client)
+        return generator(self.root, self.kind.value, self.place, argument, *client)
 
     def keys(self, arguments: Iterable[str], client: int) -> Keys:
         """The keys of a client's draws for these arguments."""

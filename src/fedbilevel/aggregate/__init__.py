@@ -1,29 +1,40 @@
 """Aggregation of replies: the mean, rules that are robust to liars, and the mixing of gossip."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from ..names import Names
+from ._bucketing import RULES, Bucketing
+from ._gather import Gather, Remembering, Rows, gather_by
+from ._krum import MultiKrum
 from ._mean import Accumulator, Mean, mix, not_finite
-from ._rules import (
-    AGGREGATORS,
-    CentredClipping,
-    Gather,
-    GeometricMedian,
-    Median,
-    NormBound,
-    Rows,
-    Rule,
-    TrimmedMean,
-    WeightedMean,
-    gather_by,
+from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
+from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
+
+AGGREGATORS: Names[type[Any]] = Names(
+    "aggregators",
+    "federation.aggregator.name",
+    {"mean": WeightedMean, **RULES, "bucketing": Bucketing},
+    needs=("__call__",),
 )
 
 __all__ = [
     "AGGREGATORS",
     "Accumulator",
+    "Bucketing",
     "CentredClipping",
     "Gather",
     "GeometricMedian",
     "Mean",
     "Median",
+    "Memory",
+    "MultiKrum",
     "NormBound",
+    "Place",
+    "Placed",
+    "Quorate",
+    "Remembering",
     "Rows",
     "Rule",
     "TrimmedMean",
@@ -31,4 +42,5 @@ __all__ = [
     "gather_by",
     "mix",
     "not_finite",
+    "quorum",
 ]

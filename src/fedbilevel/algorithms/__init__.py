@@ -43,6 +43,17 @@ class Checked(Protocol):
 
 
 @runtime_checkable
+class Sampling(Protocol):
+    """A method that draws a cohort for each outer iteration, so that a run can check the size of the cohorts.
+
+    participation   a number of clients, or a share as a float, as `Federation.cohort` takes it
+    """
+
+    @property
+    def participation(self) -> int | float: ...
+
+
+@runtime_checkable
 class Reporting(Protocol):
     """A method that adds its own figures to every evaluation."""
 
@@ -72,4 +83,5 @@ __all__ = [
     "Gossip",
     "LFedNest",
     "Reporting",
+    "Sampling",
 ]

@@ -21,7 +21,6 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
-from ..federation import needed
 from ..ledger import Ledger
 from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
@@ -136,7 +135,7 @@ class Submission:
         self, spec: Spec, folder: RunFolder, run: str, job: dict[str, Any], observers: Sequence[Observer]
     ) -> None:
         """Submit one job, follow it to its end, and record its outcome."""
-        up = self._gather(needed(spec.federation.min_replies, len(self.sites)))
+        up = self._gather(spec.federation.needed(len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         try:
             identity = job["job"] = self._submit(spec, folder, run, up)

@@ -40,6 +40,7 @@ class Checkpoint(NamedTuple):
     ledger     the books of the federation as JSON values
     restarts   the times that the run went back from divergence
     clients    the files with the states of clients: the number of a client, and the name of its file
+    memory     what rules that remember know of the rounds so far: arrays by step and field
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -47,6 +48,7 @@ class Checkpoint(NamedTuple):
     ledger: dict[str, Any]
     restarts: tuple[Restart, ...] = ()
     clients: Mapping[str, str] = {}
+    memory: Mapping[str, Mapping[str, np.ndarray]] = {}
 
 
 class Seal(NamedTuple):
@@ -161,6 +163,15 @@ def encode(checkpoint: Checkpoint, seal: Seal) -> bytes:
     if checkpoint.clients:
         header["clients"] = json.dumps(dict(checkpoint.clients))
     arrays = {name: _in_order(array) for name, array in checkpoint.arrays.items()}
+    places: dict[str, tuple[str, str]] = {}
+    for step, fields in checkpoint.memory.items():
+        for field, array in fields.items():
+            name = f"memory.{step}.{field}"
+            while name in arrays:  # the leaves of a state may have any names
+                name += "~"
+            arrays[name], places[name] = _in_order(array), (step, field)
+    if places:
+        header["memory"] = json.dumps(places)
     header["sha256"] = arrays_digest(arrays, json.dumps(header, sort_keys=True))
     return bytes(save(arrays, header))
 
@@ -175,12 +186,16 @@ def decode(path: Path) -> tuple[Checkpoint, Seal]:
             header = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         written, found = header.pop("sha256"), arrays_digest(arrays, json.dumps(header, sort_keys=True))
+        memory: dict[str, dict[str, np.ndarray]] = {}
+        for name, (step, field) in json.loads(header.get("memory", "{}")).items():
+            memory.setdefault(step, {})[field] = arrays.pop(name)
         checkpoint = Checkpoint(
             arrays,
             iteration=int(header["iteration"]),
             ledger=json.loads(header["ledger"]),
             restarts=tuple(Restart(*each) for each in json.loads(header["restarts"])),
             clients=dict(json.loads(header.get("clients", "{}"))),
+            memory=memory,
         )
         seal = Seal(header["spec"], header["history"])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:

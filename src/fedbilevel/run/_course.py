@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import processes, rng
 from .._divergence import Restart, check_losses, smaller, suspect
+from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
 from ..errors import Diverged
@@ -66,6 +69,7 @@ class _Good:
     iteration: int
     ledger: dict[str, Any]
     records: int
+    memory: Memory
 
 
 class Course:
@@ -81,6 +85,7 @@ class Course:
         self._writes, self._compilations = folder is not None and processes.is_first(), compilations
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
+        self._memory: Memory = {}
         self._set_ledger(Ledger())
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
@@ -93,6 +98,7 @@ class Course:
                 return 0, Ledger().to_mapping(), [], []
             self.state = restore_state(self.state, saved.arrays)
             kept.update(saved.clients)
+            self._memory = _copied(saved.memory)
             return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
 
         self.iteration, books, self.records, restarts = processes.from_first(opened)
@@ -101,6 +107,7 @@ class Course:
         for each in self.restarts:
             self.algorithm = smaller(self.algorithm, each.setting, each.after)
         self.state = processes.arrays_from_first(self.state)
+        self._memory = _memory_from_first(self._memory)
         if self._states is not None and self.folder is not None:
             self._open_states(self._states, self.folder.path / CLIENTS, kept)
         self._set_ledger(Ledger.from_mapping(books))
@@ -169,7 +176,7 @@ class Course:
         lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
         self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
         self.algorithm = smaller(self.algorithm, setting, value / 2)
-        self.state, self.iteration = good.state, good.iteration
+        self.state, self.iteration, self._memory = good.state, good.iteration, _copied(good.memory)
         self._set_ledger(Ledger.from_mapping(good.ledger))
         del self.records[good.records :]
         self._rewrite_history()
@@ -206,6 +213,7 @@ class Course:
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
             ledger=ledger,
+            memory=self._memory,
         )
         self._budget = Budget(setup.stop, self.fed)
 
@@ -215,12 +223,13 @@ class Course:
         if self.folder is not None and self._writes:
             kept = {} if self._states is None else self._states.save(self.ledger.clock)
             books, restarts = self.ledger.to_mapping(), tuple(self.restarts)
-            arrays = flatten_state(self.state)
-            self.folder.save(self.setup.plan, Checkpoint(arrays, self.iteration, books, restarts, kept))
+            arrays, memory = flatten_state(self.state), self._memory
+            self.folder.save(self.setup.plan, Checkpoint(arrays, self.iteration, books, restarts, kept, memory))
         self.fed.settle()
 
     def _here(self) -> _Good:
-        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records))
+        memory = _copied(self._memory)
+        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records), memory)
 
     def _rewrite_history(self) -> None:
         if self.folder is not None and self._writes:
@@ -238,6 +247,22 @@ class Course:
             self.folder.append(record)
         check_losses(record, self.records[0])
         return record
+
+
+def _copied(memory: Mapping[str, Mapping[str, np.ndarray]]) -> Memory:
+    """A memory that changes on its own. Its arrays are replaced as a whole, so they can be shared."""
+    return {step: dict(fields) for step, fields in memory.items()}
+
+
+def _memory_from_first(memory: Memory) -> Memory:
+    """The memory of the first process, which alone has read a checkpoint."""
+    if not processes.are_several():
+        return memory
+    sizes = processes.from_first(lambda: {s: {f: a.size for f, a in own.items()} for s, own in memory.items()})
+    if not sizes:
+        return {}
+    known = memory or {s: {f: np.zeros(n, np.float32) for f, n in own.items()} for s, own in sizes.items()}
+    return {s: {f: np.asarray(a) for f, a in own.items()} for s, own in processes.arrays_from_first(known).items()}
 
 
 def _probed_clients(setup: Setup) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..aggregate import AGGREGATORS
-from ..algorithms import Algorithm, Checked
+from ..aggregate import AGGREGATORS, quorum
+from ..algorithms import Algorithm, Checked, Sampling
 from ..errors import SettingsError
+from ..federation import cohort_size, needed
 from ..layers import AttackSettings
 from ..privacy import Privacy
 from ..settings import named
@@ -25,10 +26,11 @@ def check_parts(
             algorithm.check(clients)
         except SettingsError as error:
             raise SettingsError(f"algorithm.{error}") from None
-    if federation.min_replies > clients:
+    if isinstance(federation.min_replies, int) and federation.min_replies > clients:
         raise SettingsError(
             f"federation.min_replies = {federation.min_replies} is wrong: there are {clients} clients"
         )
+    _check_quorum(algorithm, clients, federation)
     try:
         privacy.check(federation.weighting, federation.rule)
         federation.policies(privacy)
@@ -37,6 +39,33 @@ def check_parts(
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
     stop.check()
+
+
+def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:
+    """Raise if the rounds of a run could have too few replies for their rule."""
+    rule = federation.rule
+    least = quorum(rule)
+    if rule is None or least == 1:
+        return
+    name, given = named(AGGREGATORS, rule)["name"], federation.min_replies
+    why = f"{name} needs {least} replies to tolerate a liar"
+    if clients < least:
+        raise SettingsError(
+            f"federation.aggregator = {name!r} is wrong: there are {clients} clients, and {why}; "
+            "use the mean, or more clients"
+        )
+    asked = clients
+    if isinstance(algorithm, Sampling):
+        asked = cohort_size(algorithm.participation, clients)
+        if asked < least:
+            raise SettingsError(
+                f"algorithm.participation = {algorithm.participation} is wrong: a cohort has {asked} clients, and "
+                f"{why}; ask at least {least} clients, or use the mean"
+            )
+    if given is not None and needed(given, asked) < least:
+        raise SettingsError(
+            f"federation.min_replies = {given} is wrong: {why}; use at least {least}, or leave it out"
+        )
 
 
 def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:

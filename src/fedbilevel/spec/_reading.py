@@ -27,7 +27,7 @@ def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | S
     raw = _read(source)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
     changes = dict(pairs)
-    for key in sorted(changes, key=lambda k: (not k.endswith(".name"), k.count("."))):  # names before their fields
+    for key in sorted(changes, key=lambda k: k.removesuffix(".name").count(".")):  # names before their fields
         _override(raw, key, changes[key])
     return parse(raw)
 

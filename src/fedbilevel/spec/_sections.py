@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from .._collection import Weighting
-from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by
+from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by, quorum
 from ..data import Clients
 from ..engines import ENGINES, Engine, SimulationSettings
 from ..errors import SettingsError
+from ..federation import needed
 from ..names import Names
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy, Secret
@@ -32,9 +33,9 @@ class FederationSettings:
     )
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     min_replies: Annotated[
-        Count | Annotated[float, Field(gt=0, le=1)],
-        about("a round with fewer valid replies ends the run; a number, or a share of the clients asked"),
-    ] = 1
+        Count | Annotated[float, Field(gt=0, le=1)] | None,
+        about("a round with fewer valid replies ends the run: a number, or a share; default: what the rule needs"),
+    ] = None
     deadline: Annotated[
         Positive | None, about("seconds after which a reply is not used; default: all are waited for")
     ] = None
@@ -74,10 +75,15 @@ class FederationSettings:
         """The aggregator, or None if it is the mean."""
         return None if isinstance(self.aggregator, WeightedMean) else self.aggregator
 
+    def needed(self, asked: int) -> int:
+        """How many valid replies a round needs that asks this many clients."""
+        return max(needed(self.min_replies, asked), quorum(self.rule))
+
     def gather(self, privacy: Privacy, secret: Secret | None) -> Gather:
-        """Return the maker of each round's accumulator. A private run has a secret."""
-        if privacy.mode == "central" and secret is not None:
-            return lambda call: NoisySum(privacy, secret, call)
+        """Return the maker of each round's accumulator. The noise of privacy is drawn from the secret."""
+        if privacy.mode == "central":
+            own = secret or Secret()
+            return lambda call: NoisySum(privacy, own, call)
         return gather_by(self.rule)
 
 
