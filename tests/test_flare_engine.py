@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from fedbilevel.agents import Agents
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ClientSize, ListedClients
 from fedbilevel.engines.flare import Flare, Malformed, Site, pack, unpack
-from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.engines.flare.wire import descriptor_from_json, descriptor_to_json
 from fedbilevel.ledger import Event, Ledger
 from fedbilevel.oracle import Oracle, Shapes
@@ -27,6 +26,7 @@ from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import Epochs, PerClient, Sample, Samples, Scalar, Y, client_step
 from own_steps import momentum, speed
+from wires import Wires
 
 SITES = ("a", "b", "c")
 ALGORITHM = fb.AggITD(
@@ -40,28 +40,6 @@ ALGORITHM = fb.AggITD(
     batch_zeta_local=3,
     batch_xi=4,
 )
-
-
-class Wires:
-    """Sites in this process; a test may spoil what goes up or down."""
-
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self.sites = dict(sites)
-        self.down: dict[str, list[int]] = {name: [] for name in sites}
-        self.seen: list[bytes] = []
-        self.spoil: Callable[[str, bytes], Any] = lambda name, reply: reply
-        self.dead: set[str] = set()
-
-    def __call__(self, requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
-        replies, failures = {}, {}
-        for name, request in requests.items():
-            self.down[name].append(len(request))
-            if name in self.dead:
-                failures[name] = "unreachable"
-            else:
-                replies[name] = self.spoil(name, self.sites[name].answer(request))
-                self.seen += [request, replies[name]]
-        return Delivery(replies, failures)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,165 @@
+"""Sites that send the server whatever they like: no reply ends a run or decides a round, and each is named.
+
+Every test here is an attack. The liar is site b, the second client, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms.local import lower_gradient
+from fedbilevel.data import ListedClients
+from fedbilevel.engines.flare import Flare, Site, unpack
+from fedbilevel.engines.flare.wire import MAGIC, PREFIX
+from fedbilevel.problems import QuadraticTask
+from fedbilevel.steps import Sample
+from wires import Wires
+
+SITES = ("a", "b", "c")
+Spoil = Callable[[dict[str, Any], bytes], bytes]
+
+
+@pytest.fixture(scope="module")
+def sites(quadratic: QuadraticTask) -> dict[str, Site]:
+    return {n: Site(quadratic.problem, quadratic.clients.load(i)) for i, n in enumerate(SITES)}
+
+
+@pytest.fixture(scope="module")
+def honest(quadratic: QuadraticTask) -> list[float]:
+    """The mean of the sites a and c."""
+    fed = fb.Federation(fb.Loop(quadratic.problem, ListedClients(quadratic.clients.data[:3])))
+    fed.clients = (0, 2)
+    return ask(fed)
+
+
+@pytest.fixture
+def wires(sites: dict[str, Site]) -> Wires:
+    return Wires(sites)
+
+
+def ask(fed: fb.Federation) -> list[float]:
+    fed.hold(x=jnp.ones(10), y=jnp.ones(8))
+    return np.asarray(fed.round(lower_gradient, zeta=Sample("lower")).q).tolist()
+
+
+def raw(header: Any, body: bytes = b"") -> bytes:
+    """A message with this header, which may be text that `pack` would not write."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return PREFIX.pack(MAGIC, len(text)) + text + body
+
+
+def edited(**changes: Any) -> Spoil:
+    """The reply with fields of its header replaced."""
+    return lambda header, body: raw(header | changes, body)
+
+
+def patched(old: bytes, new: bytes) -> Spoil:
+    """The reply with a piece of its header's text replaced."""
+
+    def spoil(header: dict[str, Any], body: bytes) -> bytes:
+        text = json.dumps(header).encode()
+        assert old in text
+        return raw(text.replace(old, new, 1), body)
+
+    return spoil
+
+
+def spoiled(reply: bytes, spoil: Spoil, kinds: tuple[str, ...]) -> bytes:
+    """The reply as a liar sends it, if it is of one of these kinds."""
+    header = dict(unpack(reply).header)
+    if header["kind"] not in kinds:
+        return reply
+    return spoil(header, b"".join(v.tobytes() for v in unpack(reply).vectors.values()))
+
+
+def lying(name: str, spoil: Spoil, *kinds: str) -> Callable[[str, bytes], Any]:
+    return lambda site, reply: spoiled(reply, spoil, kinds) if site == name else reply
+
+
+def vector(name: Any = "q", dtype: Any = "float32", shape: Any = (8,)) -> Spoil:
+    return edited(vectors=[{"name": name, "dtype": dtype, "shape": shape}])
+
+
+# ------------------------------------------------------------------------- one malformed reply cannot end a run
+
+DIGITS = b"9" * 5000
+MALFORMED: dict[str, Spoil] = {
+    "an empty reply": lambda header, body: b"",
+    "a magic word and nothing else": lambda header, body: MAGIC,
+    "a header that is a number": lambda header, body: raw(b"7"),
+    "a header that is not UTF-8": lambda header, body: raw(b'{"kind": "\xff"}'),
+    "a header in UTF-16": lambda header, body: raw(json.dumps(header).encode("utf-16"), body),
+    "a reply without vectors": lambda header, body: raw({k: v for k, v in header.items() if k != "vectors"}),
+    "a reply with an empty list of vectors": lambda header, body: raw(header | {"vectors": []}),
+    "a list nested 100000 times": patched(b'"kind"', b'"deep": ' + b"[" * 10**5 + b"]" * 10**5 + b', "kind"'),
+    "objects nested 100000 times": patched(b'"kind"', b'"deep": ' + b'{"a":' * 10**5 + b'1, "kind"'),
+    "a list nested 50 times": patched(b'"kind"', b'"deep": ' + b"[" * 50 + b"]" * 50 + b', "kind"'),
+    "a number of 5000 digits": patched(b'"round": 1', b'"round": ' + DIGITS),
+    "a round of 4000 digits": patched(b'"round": 1', b'"round": ' + DIGITS[:4000]),
+    "a round that is true": edited(round=True),
+    "a round that is 1.0": patched(b'"round": 1', b'"round": 1.0'),
+    "NaN": patched(b'"round": 1', b'"extra": NaN, "round": 1'),
+    "Infinity": patched(b'"round": 1', b'"extra": -Infinity, "round": 1'),
+    "a number beyond the floats": patched(b'"round": 1', b'"extra": 1e999, "round": 1'),
+    "a key that comes twice": patched(b'"round": 1', b'"round": 7, "round": 1'),
+    "a kind that is a list": edited(kind=["reply"]),
+    "a step that is a list": edited(step=[["reply"]]),
+    "a lone surrogate in the step": edited(step="\ud800"),
+    "a type that is a list": vector(dtype=[]),
+    "a type that is an object": vector(dtype={}),
+    "a type of objects": vector(dtype="O"),
+    "a shape that is a word": vector(shape="8"),
+    "a shape of booleans": vector(shape=[True, 8]),
+    "a shape of fractions": vector(shape=[8.0]),
+    "a negative shape": vector(shape=[-8, -1]),
+    "a shape whose product overflows": vector(shape=[2**30, 2**30, 2**30, 2**30]),
+    "an empty shape whose product overflows": lambda header, body: vector(shape=[0, *[2**30] * 3])(header, b""),
+    "a shape of five axes": vector(shape=[8, 1, 1, 1, 1]),
+    "a name that is a number": vector(name=7),
+    "a name of 100000 letters": vector(name="q" * 10**5),
+    "a name with escape sequences": vector(name="\x1b[2Jq"),
+    "a name that is a lone surrogate": vector(name="\udcff"),
+    "a vector that is a list": edited(vectors=[[]]),
+    "vectors that are an object": edited(vectors={"q": 8}),
+    "9999 empty vectors": edited(
+        vectors=[{"name": f"v{i}", "dtype": "float32", "shape": [0]} for i in range(9999)]
+    ),
+    "a reply of an unknown kind": edited(kind="\x1b]0;owned\x07"),
+    "an error whose reason is a list": edited(kind="error", reason=[[]]),
+    "lost names that are no list": edited(kind="lost", names="y"),
+    "lost names that are numbers": edited(kind="lost", names=[1, {}, None]),
+    "lost names that nobody holds": edited(kind="lost", names=["z", "password"]),
+    "no lost names": edited(kind="lost", names=[]),
+    "a lost reply for ever": edited(kind="lost", names=["y"]),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_reply_is_a_named_refusal_of_its_site(
+    what: str, quadratic: QuadraticTask, wires: Wires, honest: list[float]
+) -> None:
+    wires.spoil = lying("b", MALFORMED[what], "reply")
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires))
+    assert ask(fed) == honest
+    (event,) = fed.ledger.rejected
+    assert (event.client, fed.ledger.rejected[event]) == (1, 1)
+    assert event.what.isprintable() and len(event.what) <= 120, event.what
+    assert len(wires.down["b"]) <= 3, "the greeting, the request, and once more for what was lost"
+
+
+def test_a_site_that_says_for_ever_that_it_lost_a_vector_is_excluded(
+    quadratic: QuadraticTask, wires: Wires
+) -> None:
+    wires.spoil = lying("b", edited(kind="lost", names=["y"]), "reply")
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires))
+    for _ in range(4):
+        ask(fed.cohort(1.0))
+    assert [exclusion.client for exclusion in fed.ledger.exclusions] == [1]
+    assert len(wires.down["b"]) == 1 + 3 * 2, "in each of three rounds it was asked twice, and then no more"
