@@ -16,7 +16,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ListedClients
-from fedbilevel.engines.flare import Flare, Site, unpack
+from fedbilevel.engines.flare import Flare, Site, pack, unpack
 from fedbilevel.engines.flare.wire import MAGIC, PREFIX
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import Sample
@@ -163,3 +163,44 @@ def test_a_site_that_says_for_ever_that_it_lost_a_vector_is_excluded(
         ask(fed.cohort(1.0))
     assert [exclusion.client for exclusion in fed.ledger.exclusions] == [1]
     assert len(wires.down["b"]) == 1 + 3 * 2, "in each of three rounds it was asked twice, and then no more"
+
+
+# --------------------------------------------------------------------------------------- malformed greetings
+
+GREETINGS: dict[str, Spoil] = {
+    "rows beyond the floats": patched(b'"rows": [8, 8]', b'"rows": [Infinity, 1]'),
+    "a number of rows without end": patched(b'"rows": [8, 8]', b'"rows": [1e999, 1]'),
+    "rows of 1e15": edited(rows=[10**15, 8]),
+    "rows of 1e30": edited(rows=[8, 10**30]),
+    "negative rows": edited(rows=[-(10**6), 8]),
+    "no rows": edited(rows=[0, 8]),
+    "rows that are true": edited(rows=[True, True]),
+    "rows that are fractions": edited(rows=[8.5, 8.0]),
+    "rows that are words": edited(rows=["8", "8"]),
+    "one number of rows": edited(rows=[8]),
+    "three numbers of rows": edited(rows=[8, 8, 8]),
+    "rows that are an object": edited(rows={"lower": 8}),
+    "a negative process": edited(pid=-1),
+    "process zero": edited(pid=0),
+    "a process of 4000 digits": patched(b'"pid": ', b'"pid": ' + DIGITS[:4000]),
+    "a process that is true": edited(pid=True),
+    "a process that is a word": edited(pid="1"),
+    "a greeting for another round": edited(round=4),
+    "a greeting that is an empty message": lambda header, body: b"",
+    "a greeting with a vector": lambda header, body: pack(header, {"q": np.zeros(3, np.float32)}),
+    "a reply instead of a greeting": edited(kind="reply"),
+    "a reason with escape sequences": edited(kind="error", reason="\x1b[2J\x1b]0;owned\x07 fine\r\nnot refused"),
+    "a reason without end": edited(kind="error", reason="why? " * 20000),
+    "a reason that is a lone surrogate": edited(kind="error", reason="\ud800"),
+}
+
+
+@pytest.mark.parametrize("what", GREETINGS)
+def test_a_malformed_greeting_is_a_named_refusal_of_its_site(
+    what: str, quadratic: QuadraticTask, wires: Wires, honest: list[float]
+) -> None:
+    wires.spoil = lying("b", GREETINGS[what], "welcome")
+    engine = Flare(quadratic.problem, SITES, wires)
+    assert list(engine.refused) == ["b"] and list(engine.pids) == ["a", "c"]
+    assert engine.refused["b"].isprintable() and len(engine.refused["b"]) <= 240
+    assert ask(fb.Federation(engine)) == honest
