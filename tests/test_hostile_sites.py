@@ -5,6 +5,7 @@ Every test here is an attack. The liar is site b, the second client, unless a te
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -204,3 +205,104 @@ def test_a_malformed_greeting_is_a_named_refusal_of_its_site(
     assert list(engine.refused) == ["b"] and list(engine.pids) == ["a", "c"]
     assert engine.refused["b"].isprintable() and len(engine.refused["b"]) <= 240
     assert ask(fb.Federation(engine)) == honest
+
+
+# ------------------------------------------------------------------------- reasons that a site can choose freely
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\u202egnorw\x00\x9b31m"
+
+
+def shape_of(number: int) -> Spoil:
+    return lambda header, body: pack(header, {"q": np.zeros(9 + number, np.float32)})
+
+
+CHANGING: dict[str, Callable[[int], Spoil]] = {  # what the liar sends in each of many rounds
+    "reasons": lambda n: edited(kind="error", reason=f"{ESCAPES} reason {n}"),
+    "codes": lambda n: edited(kind="error", code=f"code {n}", reason="the same"),
+    "shapes": shape_of,
+    "fields": lambda n: lambda header, body: pack(header, {f"q{n}": np.zeros(8, np.float32)}),
+    "steps": lambda n: edited(step=f"step{n}"),
+    "rounds": lambda n: edited(round=10**6 + n),
+    "kinds": lambda n: edited(kind=f"kind{n}"),
+    "lengths": lambda n: lambda header, body: b"x" * n,
+    "lost vectors": lambda n: edited(kind="lost", names=[f"v{n}"]),
+}
+
+
+def many_rounds(fed: fb.Federation, change: Callable[[int], None], rounds: int = 60) -> list[int]:
+    """The sizes of the books after each round in which the liar finds something new to say."""
+    sizes = []
+    for number in range(rounds):
+        change(number)
+        ask(fed)
+        sizes.append(len(json.dumps(fed.ledger.to_mapping())))
+    return sizes
+
+
+def printable(value: Any) -> bool:
+    """Whether a JSON value is printable everywhere, and has no text beyond 120 characters."""
+    if isinstance(value, dict):
+        return all(printable(v) for pair in value.items() for v in pair)
+    if isinstance(value, list):
+        return all(printable(v) for v in value)
+    return not isinstance(value, str) or (value.isprintable() and len(value) <= 120)
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_a_site_with_a_new_lie_in_every_round_does_not_fill_the_books(
+    what: str, quadratic: QuadraticTask, wires: Wires
+) -> None:
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires), policies=fb.Policies(strikes=None))
+
+    def change(number: int) -> None:
+        wires.spoil = lying("b", CHANGING[what](number), "reply")
+
+    sizes = many_rounds(fed, change)
+    assert sizes[-1] < sizes[29] + 200, "after thirty rounds only numbers grow"
+    assert printable(fed.ledger.to_mapping())
+    assert sum(fed.ledger.rejected.values()) == 60 == fed.ledger.steps["lower_gradient"].rejected
+    assert {event.client for event in fed.ledger.rejected} == {1}
+
+
+def test_reasons_of_the_transport_do_not_fill_the_books(quadratic: QuadraticTask, wires: Wires) -> None:
+    """FLARE gives a text for each failure, in which a site may have a say."""
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires))
+    wires.dead.add("b")
+
+    def change(number: int) -> None:
+        wires.why = f"{ESCAPES} failure {number} " + "x" * 10**4
+
+    sizes = many_rounds(fed, change)
+    assert sizes[-1] < sizes[29] + 200 and printable(fed.ledger.to_mapping())
+    engine = fed.engine
+    assert isinstance(engine, Flare) and printable(engine.lost)
+
+
+def test_reasons_of_an_engine_of_another_package_do_not_fill_the_books(quadratic: QuadraticTask) -> None:
+    class Talkative(fb.Loop):
+        """It takes the text of a client for a reason."""
+
+        said = 0
+
+        def replies(self, call: fb.Call) -> Any:
+            self.said += 1
+            yield from super().replies(dataclasses.replace(call, clients=call.clients[1:]))
+            why = fb.Reason(fb.Fault.FAILED, f"{ESCAPES} {self.said} " + "x" * 10**4)
+            yield fb.Replies(refused={call.clients[0]: why})
+
+    fed = fb.Federation(Talkative(quadratic.problem, ListedClients(quadratic.clients.data[:3])))
+    sizes = many_rounds(fed, lambda number: None)
+    assert sizes[-1] < sizes[29] + 200 and printable(fed.ledger.to_mapping())
+    assert sum(fed.ledger.rejected.values()) == 60
+
+
+def test_an_error_has_no_escape_sequences_of_a_site_and_still_says_what_the_site_said(
+    quadratic: QuadraticTask, wires: Wires
+) -> None:
+    wires.spoil = lying("b", edited(kind="error", reason=f"{ESCAPES} out of memory"), "reply")
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires), min_replies=3)
+    with pytest.raises(fb.TooFewReplies) as caught:
+        ask(fed)
+    assert str(caught.value).isprintable() and "out of memory" in str(caught.value)
+    (event,) = fed.ledger.rejected
+    assert "out of memory" not in event.what, "the key of the books is not the site's to choose"

@@ -18,13 +18,14 @@ class Wires:
         self.seen: list[bytes] = []
         self.spoil: Callable[[str, bytes], Any] = lambda name, reply: reply
         self.dead: set[str] = set()
+        self.why = "unreachable"
 
     def __call__(self, requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
         replies, failures = {}, {}
         for name, request in requests.items():
             self.down[name].append(len(request))
             if name in self.dead:
-                failures[name] = "unreachable"
+                failures[name] = self.why
             else:
                 replies[name] = self.spoil(name, self.sites[name].answer(request))
                 self.seen += [request, replies[name]]
