@@ -19,6 +19,7 @@ from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ListedClients
 from fedbilevel.engines.flare import Flare, Site, pack, unpack
 from fedbilevel.engines.flare.wire import MAGIC, PREFIX
+from fedbilevel.ledger import REASONS, Event, Ledger
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import Sample
 from wires import Wires
@@ -262,6 +263,12 @@ def test_a_site_with_a_new_lie_in_every_round_does_not_fill_the_books(
     assert printable(fed.ledger.to_mapping())
     assert sum(fed.ledger.rejected.values()) == 60 == fed.ledger.steps["lower_gradient"].rejected
     assert {event.client for event in fed.ledger.rejected} == {1}
+    assert len(fed.ledger.said.get(1, [])) == {"reasons": 3, "codes": 1}.get(what, 0)
+    again = Ledger.from_mapping(json.loads(json.dumps(fed.ledger.to_mapping())))
+    assert again == fed.ledger
+    again.reject(1, "lower_gradient", fb.Reason(fb.Fault.MISFIT, "one more"))
+    few = len(fed.ledger.rejected) < REASONS
+    assert Event(1, "lower_gradient", "one more" if few else "misfit") in again.rejected
 
 
 def test_reasons_of_the_transport_do_not_fill_the_books(quadratic: QuadraticTask, wires: Wires) -> None:
@@ -290,7 +297,8 @@ def test_reasons_of_an_engine_of_another_package_do_not_fill_the_books(quadratic
             why = fb.Reason(fb.Fault.FAILED, f"{ESCAPES} {self.said} " + "x" * 10**4)
             yield fb.Replies(refused={call.clients[0]: why})
 
-    fed = fb.Federation(Talkative(quadratic.problem, ListedClients(quadratic.clients.data[:3])))
+    engine = Talkative(quadratic.problem, ListedClients(quadratic.clients.data[:3]))
+    fed = fb.Federation(engine, policies=fb.Policies(strikes=None))
     sizes = many_rounds(fed, lambda number: None)
     assert sizes[-1] < sizes[29] + 200 and printable(fed.ledger.to_mapping())
     assert sum(fed.ledger.rejected.values()) == 60
@@ -304,5 +312,7 @@ def test_an_error_has_no_escape_sequences_of_a_site_and_still_says_what_the_site
     with pytest.raises(fb.TooFewReplies) as caught:
         ask(fed)
     assert str(caught.value).isprintable() and "out of memory" in str(caught.value)
+    ((client, said),) = fed.ledger.said.items()
+    assert client == 1 and printable(said) and said[0].endswith("out of memory")
     (event,) = fed.ledger.rejected
     assert "out of memory" not in event.what, "the key of the books is not the site's to choose"

@@ -29,9 +29,10 @@ from ...steps import PerClient, Step, find_step
 from .._base import Engine
 from .._call import Call, Held
 from .._expected import expect
+from .._replies import shown
 from .._states import ClientStates
 from ..loop import Loop
-from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
+from .wire import LIMIT, Malformed, Message, Trouble, descriptor_from_json, pack, unpack
 
 
 class OwnData:
@@ -88,30 +89,35 @@ class Site:
         self._last: tuple[int, bytes] = (-1, b"")
 
     def answer(self, request: Any) -> bytes:
-        """The reply to a request. An error is also a reply, with its reason."""
+        """The reply to a request. An error is also a reply, with a code and a short reason; nothing is raised."""
         with self._lock:
-            number, step = -1, "?"
+            number = -1
             try:
                 message = unpack(request, self._limit)
-                number, step = message.get("round", int), str(message.header.get("step"))
-                if message.header.get("kind") == "hello":
-                    return self._hello(message, number)
-                if message.get("session", str) != self._session:
-                    raise Malformed("the session is another one; say hello first")
-                if number < self._last[0]:
-                    raise Malformed(f"round {number} is over, {self._last[0]} was the last")
-                if number == self._last[0]:
-                    return self._last[1]
-                lost = self._shelve(message)
-                if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
-                    return pack({"kind": "lost", "round": number, "names": lost}, {})
-                self._last = number, self._work(message, number)
-                return self._last[1]
+                number = message.get("round", int)
+                return self._answer(message, number)
             except (FedBilevelError, Malformed) as error:
-                return pack({"kind": "error", "round": number, "step": step, "reason": str(error)}, {})
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                return pack({"kind": "error", "round": number, "step": step, "reason": reason}, {})
+                trouble, reason = Trouble.REQUEST if isinstance(error, Malformed) else Trouble.FAILED, str(error)
+            except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
+                trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
+            return pack({"kind": "error", "round": number, "code": trouble.value, "reason": shown(reason)}, {})
+
+    def _answer(self, message: Message, number: int) -> bytes:
+        if message.header.get("kind") == "hello":
+            return self._hello(message, number)
+        if message.header.get("kind") != "step":
+            raise Malformed("the request is neither a hello nor a step")
+        if message.get("session", str) != self._session:
+            raise Malformed("the session is another one; say hello first")
+        if number < self._last[0] or (number == self._last[0] and not self._last[1]):
+            raise Malformed(f"round {number} is over, {self._last[0]} was the last")
+        if number == self._last[0]:
+            return self._last[1]
+        lost = self._shelve(message)
+        if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
+            return pack({"kind": "lost", "round": number, "names": lost}, {})
+        self._last = number, self._work(message, number)
+        return self._last[1]
 
     def _hello(self, message: Message, number: int) -> bytes:
         """Begin a new session, in which nothing is held. The numbers of parameters must be the server's."""
