@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.aggregate import Gather, gather_by
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ListedClients
 from fedbilevel.engines.flare import Flare, Site, pack, unpack
 from fedbilevel.engines.flare.wire import MAGIC, PREFIX
 from fedbilevel.ledger import REASONS, Event, Ledger
 from fedbilevel.problems import QuadraticTask
+from fedbilevel.spec import load_spec
 from fedbilevel.steps import Sample
 from wires import Wires
 
@@ -316,3 +318,55 @@ def test_an_error_has_no_escape_sequences_of_a_site_and_still_says_what_the_site
     assert client == 1 and printable(said) and said[0].endswith("out of memory")
     (event,) = fed.ledger.rejected
     assert "out of memory" not in event.what, "the key of the books is not the site's to choose"
+
+
+# --------------------------------------------------------------------------------- one liar cannot decide a round
+
+
+@pytest.mark.parametrize("gather", [gather_by(None), gather_by(fb.Median())], ids=["mean", "median"])
+def test_a_first_site_that_leaves_a_field_out_is_the_only_one_that_is_rejected_and_excluded(
+    gather: Gather, quadratic: QuadraticTask, wires: Wires
+) -> None:
+    wires.spoil = lying("a", lambda header, body: raw(header | {"vectors": []}), "reply")
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires), gather=gather)
+    two = fb.Federation(fb.Loop(quadratic.problem, ListedClients(quadratic.clients.data[:3])), gather=gather)
+    two.clients = (1, 2)
+    wanted = ask(two)
+    for _ in range(5):
+        assert ask(fed.cohort(1.0)) == wanted
+    assert {event.client for event in fed.ledger.rejected} == {0}
+    assert [exclusion.client for exclusion in fed.ledger.exclusions] == [0]
+
+
+@pytest.mark.parametrize("rows", [101, 10**6])
+def test_a_site_that_claims_more_rows_than_the_federation_allows_does_not_take_part(
+    rows: int, quadratic: QuadraticTask, wires: Wires, honest: list[float]
+) -> None:
+    wires.spoil = lying("b", edited(rows=[8, rows]), "welcome")
+    engine = Flare(quadratic.problem, SITES, wires, max_rows=100)
+    assert (
+        engine.refused["b"] == "it claims more rows than federation.max_rows = 100; set it higher if that is right"
+    )
+    assert ask(fb.Federation(engine, weighting="samples")) == honest
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median", "centred-clipping", "norm-bound"])
+def test_a_spec_does_not_let_clients_choose_their_weight_in_a_rule_against_liars(rule: str) -> None:
+    changes = {"federation.weighting": "samples", "federation.aggregator": {"name": rule}}
+    with pytest.raises(fb.SettingsError, match=r"^federation\.weighting = 'samples' is wrong with .*'uniform'"):
+        load_spec("demo", changes)
+
+
+def test_the_weight_that_a_liar_claims_would_defeat_the_median() -> None:
+    """Why the spec refuses it: the median with weights is what the heaviest reply says."""
+    rows = np.asarray([[1.0], [1.0], [-50.0]], np.float32)
+    assert fb.Median()(rows, np.ones(3, np.float32)).tolist() == [1.0]
+    assert fb.Median()(rows, np.asarray([8, 8, 1000], np.float32)).tolist() == [-50.0]
+
+
+def test_a_spec_says_how_many_rows_a_site_may_claim() -> None:
+    assert load_spec("demo").federation.max_rows == 10**7
+    assert load_spec("demo", {"federation.max_rows": 500}).federation.max_rows == 500
+    for wrong in (0, -1, 1.5, True, "many"):
+        with pytest.raises(fb.SettingsError, match=r"^federation\.max_rows"):
+            load_spec("demo", {"federation.max_rows": wrong})
