@@ -105,6 +105,7 @@ class ServerApp:
                 noise=noise,
                 run=order["run"],
                 safe=lambda: self._safe,
+                max_rows=spec.federation.max_rows,
             )
             run(spec, self._folder, resume=True, observers=[watch], task=task, engine=self._engine)
             self._outcome = {"finished": True}

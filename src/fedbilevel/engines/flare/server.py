@@ -13,16 +13,17 @@ import numpy as np
 from ...data import ClientData, ClientSize
 from ...errors import SettingsError, StepError
 from ...problem import BilevelProblem
-from .._base import Capabilities
+from .._base import MAX_ROWS, Capabilities
 from .._call import Call
 from .._expected import expect
 from .._replies import Fault, Reason, Replies
-from .wire import HEADER_LIMIT, LIMIT, Malformed, Message, Trouble, descriptor_to_json, pack, unpack
+from .wire import HEADER_LIMIT, LIMIT, Malformed, Message, Trouble, descriptor_to_json, pack, unpack, whole
 
 SAYS = {  # what the ledger counts by when a site answers with an error
     Trouble.REQUEST.value: "the site refuses the request",
     Trouble.FAILED.value: "the step failed at the site",
 }
+MAX_PID = 2**32  # the largest number of a process on the systems that we know of
 
 
 class Delivery(NamedTuple):
@@ -69,6 +70,7 @@ class Flare:
     run      the name of the run, by which a site finds its states; a job that continues a run has the same name
     safe     returns the clock of the checkpoint from which the run would continue if the server were lost
              (default: the checkpoint that the federation has settled)
+    max_rows  the most rows of a part that a site may claim; a site that claims more does not take part
     """
 
     def __init__(
@@ -81,11 +83,12 @@ class Flare:
         noise: float | None = None,
         run: str | None = None,
         safe: Callable[[], int] | None = None,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
         self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
         self._noise, self._run = noise, run or secrets.token_hex(8)
-        self._safe = safe
+        self._safe, self._max_rows = safe, max_rows
         self._send, self._timeout = send, timeout
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # the sites not reached in the last call, with the reason
@@ -110,7 +113,7 @@ class Flare:
             message = _read(data, 0, HEADER_LIMIT)
             try:
                 if isinstance(message, Message):
-                    found[site], self.pids[site] = _welcomed(message)
+                    found[site], self.pids[site] = _welcomed(message, self._max_rows)
                 else:
                     self._refused[site] = message
             except Malformed as error:
@@ -229,12 +232,20 @@ def _read(data: Any, number: int, limit: int) -> Message | Reason:
         return Reason(Fault.MALFORMED, str(error))
 
 
-def _welcomed(message: Message) -> tuple[ClientSize, int]:
+def _welcomed(message: Message, max_rows: int) -> tuple[ClientSize, int]:
     """The numbers of rows and the process of a site that takes part."""
+    rows, pid = message.header.get("rows"), message.header.get("pid")
     if message.header.get("kind") != "welcome" or message.vectors:
         raise Malformed("not a welcome")
-    lower, upper = (int(n) for n in message.get("rows", list))
-    return ClientSize(lower, upper), message.get("pid", int)
+    if not isinstance(rows, list) or len(rows) != 2 or not all(type(n) is int and n > 0 for n in rows):
+        raise Malformed("its numbers of rows are not two positive whole numbers")
+    if max(rows) > max_rows:
+        raise Malformed(
+            f"it claims more rows than federation.max_rows = {max_rows}; set it higher if that is right"
+        )
+    if not whole(pid, 1, MAX_PID):
+        raise Malformed(f"its process is not a whole number from 1 to {MAX_PID}")
+    return ClientSize(*rows), pid
 
 
 def _lost(answer: Message | Reason, call: Call) -> set[str]:

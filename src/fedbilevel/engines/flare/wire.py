@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def _described(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     return name, DTYPES[dtype], tuple(shape)
 
 
-def whole(value: Any, least: int, most: int) -> bool:
+def whole(value: Any, least: int, most: int) -> TypeGuard[int]:
     """Whether a JSON value is a whole number within bounds. True and 1.0 are not."""
     return type(value) is int and least <= value <= most
 
