@@ -127,19 +127,23 @@ class Site:
                 f"the site's problem has {ours} parameters of x and y, the server's has {theirs}; "
                 "make the site's [problem] that of the spec"
             )
+        if message.vectors:
+            raise Malformed("a hello has no vectors")
         asked = message.header.get("noise")
+        if asked is not None and not (type(asked) in (int, float) and asked > 0):
+            raise Malformed("the noise of the run is not a positive number")
         if asked is not None and (self._noise is None or not self._noise >= asked):
             raise Malformed(
                 f"the run promises local privacy with noise {asked}, this site adds {self._noise or 'none'}; "
                 "set it in [privacy] of the site's TOML, or remove privacy.mode"
             )
-        run = message.get("run", str)
-        if not run.isalnum() or len(run) > 64:
+        run, session = message.get("run", str), message.get("session", str)
+        if not run.isalnum() or not run.isascii() or len(run) > 64:
             raise Malformed("the name of the run is not valid")
         if run != self._run:
             self._engine.close()
             self._run, (self._engine, self._states) = run, self._opened(run)
-        self._session, self._shelf, self._last = message.get("session", str), {}, (number, b"")
+        self._session, self._shelf, self._last = session, {}, (number, b"")
         return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
 
     def _opened(self, run: str) -> tuple[Engine, ClientStates]:
@@ -182,6 +186,9 @@ class Site:
 
     def _call(self, message: Message, versions: dict[str, int]) -> Call:
         client, vectors = message.get("client", int), message.vectors
+        constants = message.get("constants", dict)
+        if any(isinstance(value, dict | list) for value in constants.values()):
+            raise Malformed("a constant is not a number, a word, true, false or null")
         return Call(
             step=self._step(message.get("step", str)),
             address=_address(message.get("address", list)),
@@ -190,7 +197,7 @@ class Site:
             settled=message.get("settled", int),
             held={name: Held(version, self._shelf[name][1], ()) for name, version in versions.items()},  # type: ignore[arg-type]
             arrays={n.removeprefix("array."): v for n, v in vectors.items() if n.startswith("array.")},
-            constants=message.get("constants", dict),
+            constants=constants,
             rows={
                 n.removeprefix("row."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("row.")
             },
