@@ -28,7 +28,8 @@ VECTORS = 256  # the largest number of vectors in a message
 NAME = 100  # the longest name of a vector
 DEPTH = 8  # how deeply the lists and objects of a header may be nested
 DIGITS = 40  # the longest whole number in a header
-DRAWN = 2**26  # the largest number of rows that a sample draws, over all of its draws
+SAMPLE = 2**20  # the largest number of rows of one draw
+DRAWN = 2**24  # the largest number of rows of all draws of a sample
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "int32": np.dtype("<i4"),
@@ -205,7 +206,7 @@ def descriptor_from_json(value: Any) -> Descriptor:
     if made.part not in ("lower", "upper"):
         raise Malformed(f"a sample is of the part {str(made.part)[:80]!r}")
     counts = count if isinstance(count, list) else [count]
-    if not counts or not all(whole(n, 0, DRAWN) for n in counts) or not (size is None or whole(size, 1, DRAWN)):
+    if not counts or not all(whole(n, 0, DRAWN) for n in counts) or not (size is None or whole(size, 1, SAMPLE)):
         raise Malformed("a sample has a size or a number of draws that is not a whole number, or too large a one")
     if max(counts) * (size or 1) > DRAWN:
         raise Malformed(f"a sample draws {max(counts)} times {size or 1} rows, at most {DRAWN} are allowed")
