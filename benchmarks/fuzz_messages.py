@@ -69,12 +69,17 @@ def split(message: bytes) -> tuple[Header, bytes]:
     return json.loads(message[PREFIX.size : PREFIX.size + length]), message[PREFIX.size + length :]
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Every field of nested JSON values, as its container and its key."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
-        yield value, key
-        yield from places(value[key])
+        yield tree, key
+        yield from places(tree[key])
+
+
+def value(draw: random.Random) -> Any:
+    """Any value; a copy, because the mutations after it may change it."""
+    return copy.deepcopy(draw.choice(VALUES))
 
 
 def change_field(header: Header, draw: random.Random) -> None:
@@ -88,11 +93,11 @@ def change_field(header: Header, draw: random.Random) -> None:
             if key in where if isinstance(where, dict) else key < len(where):
                 where[key] = copy.deepcopy(other[from_key])
         case 2 if isinstance(where, dict):
-            where[draw.choice(("names", "forgot", "rows", "reason", "code", "x", "vectors"))] = draw.choice(VALUES)
+            where[draw.choice(("names", "forgot", "rows", "reason", "code", "x", "vectors"))] = value(draw)
         case 3:
             where[key] = f"@@{draw.randrange(len(TOKENS))}@@"
         case _:
-            where[key] = draw.choice(VALUES)
+            where[key] = value(draw)
 
 
 def describe_differently(header: Header, draw: random.Random) -> None:
@@ -159,10 +164,10 @@ def with_other_vectors(header: Header, draw: random.Random) -> bytes:
     vectors: dict[str, Any] = {}
     for entry in header["vectors"]:
         size = draw.choice((entry["shape"], entry["shape"], [draw.randrange(20)], [2, 4], []))
-        value = draw.choice((0.5, 0.5, -1e14, 1e20, np.nan, np.inf))
+        entries = draw.choice((0.5, 0.5, -1e14, 1e20, np.nan, np.inf))
         name = draw.choice((*[entry["name"]] * 4, "w"))
-        vectors[name] = np.full(size, value, draw.choice((np.float32, np.float32, np.float64)))
-    return pack({key: value for key, value in header.items() if key != "vectors"}, vectors)
+        vectors[name] = np.full(size, entries, draw.choice((np.float32, np.float32, np.float64)))
+    return pack({key: field for key, field in header.items() if key != "vectors"}, vectors)
 
 
 def mutated(message: bytes, draw: random.Random, other: bytes) -> Any:

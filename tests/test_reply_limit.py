@@ -27,7 +27,7 @@ from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
 from fedbilevel.federate.limits import ROOM, bound_replies
 
 
-class Declared(Stream):
+class Declared(Stream):  # type: ignore[misc]
     """A stream that says how large it is, and has nothing to read."""
 
     def __init__(self, size: int) -> None:

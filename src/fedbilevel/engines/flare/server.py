@@ -63,14 +63,15 @@ class RemoteClients:
 class Flare:
     """Runs a cohort of remote sites.
 
-    sites    the names of all registered sites; client i of the federation is site i, whether it is up or not
-    send     carries the bytes
-    timeout  seconds that a site has for a step
-    noise    the noise multiplier of local privacy, if it is on; every site adds this noise itself
-    run      the name of the run, by which a site finds its states; a job that continues a run has the same name
-    safe     returns the clock of the checkpoint from which the run would continue if the server were lost
-             (default: the checkpoint that the federation has settled)
+    sites     the names of all registered sites; client i of the federation is site i, whether it is up or not
+    send      carries the bytes
+    timeout   seconds that a site has for a step
+    noise     the noise multiplier of local privacy, if it is on; every site adds this noise itself
+    run       the name of the run, by which a site finds its states; a job that continues a run has the same name
+    safe      returns the clock of the checkpoint from which the run would continue if the server were lost
+              (default: the checkpoint that the federation has settled)
     max_rows  the most rows of a part that a site may claim; a site that claims more does not take part
+    bound     is told before each request how many bytes a reply can have, so that the transport can refuse more
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class Flare:
         run: str | None = None,
         safe: Callable[[], int] | None = None,
         max_rows: int = MAX_ROWS,
+        bound: Callable[[int], Any] = lambda largest: None,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
         self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
         self._noise, self._run = noise, run or secrets.token_hex(8)
         self._safe, self._max_rows = safe, max_rows
-        self._send, self._timeout = send, timeout
+        self._send, self._timeout, self._bound = send, timeout, bound
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # the sites not reached in the last call, with the reason
         self.pids: dict[str, int] = {}
@@ -106,6 +108,7 @@ class Flare:
         sizes = [self.problem.size_x, self.problem.size_y]
         header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
         header |= {"sizes": sizes, "noise": self._noise}
+        self._bound(HEADER_LIMIT)
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
         self._refused = {site: _absent(why) for site, why in delivery.failures.items()}
         found: dict[str, ClientSize] = {}
@@ -127,6 +130,7 @@ class Flare:
         self._number += 1
         number = self._number
         limit = HEADER_LIMIT + 4 * self._largest(call)
+        self._bound(limit)
         up = {c: self.sites[c] for c in call.clients if self.sites[c] not in self._refused}
         vectors = {f"held.{name}": held.value for name, held in call.held.items()}
 
