@@ -382,7 +382,7 @@ class SiteFuzz:
 # ------------------------------------------------------------------------------------------------------- all of it
 
 
-def fuzz(direction: str, count: int, seed: int, say: Callable[[str], None] = lambda text: None) -> Counter[str]:
+def fuzz(direction: str, count: int, seed: int, say: Callable[[str], Any] = lambda text: None) -> Counter[str]:
     """Send mutated messages in one direction; return the number of each outcome."""
     task = Quadratic().make(clients=2, seed=0)
     target: ServerFuzz | SiteFuzz = ServerFuzz(task) if direction == "to the server" else SiteFuzz(task)
