@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +21,10 @@ from fedbilevel.data import ListedClients
 from fedbilevel.engines.flare import Flare, Site, pack, unpack
 from fedbilevel.engines.flare.wire import MAGIC, PREFIX
 from fedbilevel.ledger import REASONS, Event, Ledger
+from fedbilevel.oracle import Oracle
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.spec import load_spec
-from fedbilevel.steps import Sample
+from fedbilevel.steps import YY, Sample, Samples, Stream, client_step
 from wires import Wires
 
 SITES = ("a", "b", "c")
@@ -370,3 +371,32 @@ def test_a_spec_says_how_many_rows_a_site_may_claim() -> None:
     for wrong in (0, -1, 1.5, True, "many"):
         with pytest.raises(fb.SettingsError, match=r"^federation\.max_rows"):
             load_spec("demo", {"federation.max_rows": wrong})
+
+
+class Curvature(NamedTuple):
+    v: YY
+
+
+@client_step
+def curvature(c: Oracle, zeta: Stream) -> Curvature:
+    """A stack of matrices, one for each of two draws."""
+    size = c.y.shape[0]
+    return Curvature(jnp.ones((zeta.active.shape[0], size, size)))
+
+
+@pytest.mark.parametrize("matrices", [0, 1, 3])
+@pytest.mark.parametrize("liar", ["a", "c"])
+def test_a_stack_of_another_number_of_matrices_is_refused(
+    liar: str, matrices: int, quadratic: QuadraticTask
+) -> None:
+    """Were it added to the others, it would be spread over them, or end the run."""
+    wires = Wires(
+        {n: Site(quadratic.problem, quadratic.clients.load(i), modules=[__name__]) for i, n in enumerate(SITES)}
+    )
+    wires.spoil = lying(liar, lambda h, body: pack(h, {"v": np.full((matrices, 8, 8), 9.0, np.float32)}), "reply")
+    fed = fb.Federation(Flare(quadratic.problem, SITES, wires))
+    fed.hold(x=jnp.ones(10), y=jnp.ones(8))
+    mean = np.asarray(fed.round(curvature, zeta=Samples("lower", 2, 2)).v)
+    assert mean.shape == (2, 8, 8) and (mean == 1).all()
+    (event,) = fed.ledger.rejected
+    assert event.what == f"v has shape ({matrices}, 8, 8) instead of (2, 8, 8)"

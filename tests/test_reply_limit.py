@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import pytest
@@ -24,6 +24,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobStreamer
 from nvflare.fuel.f3.streaming.byte_receiver import ByteReceiver
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
 
+from fedbilevel.federate import app
 from fedbilevel.federate.limits import ROOM, bound_replies
 
 
@@ -82,3 +83,15 @@ def test_the_engine_says_how_large_a_reply_can_be_before_it_sends_a_request(quad
     fed.hold(x=jnp.ones(10), y=jnp.ones(8))
     fed.round(lower_gradient, zeta=Sample("lower"))
     assert told == [HEADER_LIMIT, HEADER_LIMIT + 4 * 8]
+
+
+def test_a_failure_without_a_word_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE hands out the exception of a site's process, whose text may be empty."""
+
+    class Queue(dict[str, bytes]):
+        failures: ClassVar = {"a": ValueError()}
+
+    proxy = SimpleNamespace(handle=lambda request: Queue())
+    clients = SimpleNamespace(clients=[SimpleNamespace(name="a")], get_clients=lambda names: lambda **_: proxy)
+    monkeypatch.setattr(app, "collab", clients)
+    assert app.deliver({"a": b"", "b": b""}, 5.0).failures == {"a": "ValueError", "b": "not in this job"}
