@@ -26,6 +26,11 @@ def oversized(message: Message) -> Any:
     return pack(message.header, {name: np.zeros(2**21, np.float32) for name in message.vectors})
 
 
+def enormous(message: Message) -> Any:
+    """More than FLARE receives for this job."""
+    return pack(message.header, {name: np.zeros(2**24, np.float32) for name in message.vectors})
+
+
 def unknown_step(message: Message) -> Any:
     return pack({**message.header, "step": "rogue:step"}, message.vectors)
 
@@ -38,7 +43,7 @@ def no_bytes(message: Message) -> Any:
     return {"text": "instead of bytes"}
 
 
-WAYS = (not_finite, wrong_shape, oversized, unknown_step, garbage, no_bytes)
+WAYS = (not_finite, wrong_shape, oversized, enormous, unknown_step, garbage, no_bytes)
 
 
 def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem:

@@ -199,7 +199,8 @@ def test_sites_that_answer_wrongly_or_cannot_load_are_refused_counted_and_named_
         "is not finite",
         "has shape (",
         "bytes, at most",
-        "a reply of rogue:step instead",
+        "site-2: no reply",  # FLARE did not receive it
+        "not a reply of",
         "it does not begin with the magic word",
         "dict instead of bytes",
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from fedbilevel.agents import Agents
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.data import ClientSize, ListedClients
 from fedbilevel.engines.flare import Flare, Malformed, Site, pack, unpack
-from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.engines.flare.wire import descriptor_from_json, descriptor_to_json
 from fedbilevel.ledger import Event, Ledger
 from fedbilevel.oracle import Oracle, Shapes
@@ -27,6 +26,7 @@ from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.steps import Epochs, PerClient, Sample, Samples, Scalar, Y, client_step
 from own_steps import momentum, speed
+from wires import Wires
 
 SITES = ("a", "b", "c")
 ALGORITHM = fb.AggITD(
@@ -40,28 +40,6 @@ ALGORITHM = fb.AggITD(
     batch_zeta_local=3,
     batch_xi=4,
 )
-
-
-class Wires:
-    """Sites in this process; a test may spoil what goes up or down."""
-
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self.sites = dict(sites)
-        self.down: dict[str, list[int]] = {name: [] for name in sites}
-        self.seen: list[bytes] = []
-        self.spoil: Callable[[str, bytes], Any] = lambda name, reply: reply
-        self.dead: set[str] = set()
-
-    def __call__(self, requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
-        replies, failures = {}, {}
-        for name, request in requests.items():
-            self.down[name].append(len(request))
-            if name in self.dead:
-                failures[name] = "unreachable"
-            else:
-                replies[name] = self.spoil(name, self.sites[name].answer(request))
-                self.seen += [request, replies[name]]
-        return Delivery(replies, failures)
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +194,8 @@ WRONG: dict[str, Callable[[bytes], Any]] = {
     "b: 4194": recoded(huge),
     "q has type float64 instead of float32": recoded(double),
     "b: fields ['w'], which lower_gradient does not have": recoded(extra),
-    "b: a reply of fedbilevel.algorithms.local:upper_steps instead": recoded(other_step),
-    "b: a reply to round 0 instead of 1": recoded(late),
+    "b: not a reply of fedbilevel.algorithms.local:lower_gradient": recoded(other_step),
+    "b: a reply to another round": recoded(late),
     "b: not a message: it does not begin with the magic word": lambda reply: b"garbage " * 20,
     "b: 3 bytes are too short for a message": lambda reply: reply[:3],
     "b: vector q of shape (8,) is cut off": lambda reply: reply[:-1],
@@ -246,7 +224,8 @@ def test_a_wrong_reply_is_refused_counted_and_named_and_the_others_go_on(
 def test_a_site_that_cannot_be_reached_is_named_and_the_others_go_on(fed: fb.Federation, wires: Wires) -> None:
     wires.dead.add("c")
     ask(fed)
-    assert fed.ledger.rejected == {Event(2, "lower_gradient", "c: unreachable"): 1}
+    assert fed.ledger.rejected == {Event(2, "lower_gradient", "c: no reply"): 1}
+    assert fed.ledger.said == {2: ["unreachable"]}
     assert flare_of(fed).lost == {"c": "unreachable"}
     wires.dead.clear()
     ask(fed)
@@ -260,7 +239,7 @@ def test_a_site_that_is_down_at_the_start_stays_a_client_that_does_not_answer(
     fed = fb.Federation(Flare(quadratic.problem, SITES, wires))
     assert fed.engine.clients.count == 3 and fed.engine.clients.size(0) == ClientSize(0, 0)
     ask(fed)
-    assert fed.ledger.rejected == {Event(0, "lower_gradient", "a: unreachable"): 1}
+    assert fed.ledger.rejected == {Event(0, "lower_gradient", "a: no reply"): 1}
     assert len(wires.down["a"]) == 1, "it is not asked again"
     with pytest.raises(fb.SettingsError, match="at the site"):
         fed.engine.clients.load(1)
@@ -306,11 +285,14 @@ def shifted(c: Oracle, by: Array) -> Vector:
 
 def test_an_exception_at_a_site_comes_back_with_site_step_and_reason(fed: fb.Federation) -> None:
     with pytest.raises(
-        fb.TooFewReplies, match=r"broken, round 0: 0 valid replies of 3, 1 needed; client 0: a: broken: "
+        fb.TooFewReplies,
+        match=r"broken, round 0: 0 valid replies of 3, 1 needed; client 0: a: the step failed at the site: ",
     ):
         fed.round(broken)
     assert [event.client for event in fed.ledger.rejected] == [0, 1, 2]
-    assert all(event.what.endswith("ZeroDivisionError: of all things") for event in fed.ledger.rejected)
+    assert {event.what[1:] for event in fed.ledger.rejected} == {": the step failed at the site"}
+    assert all(said[0].endswith("ZeroDivisionError: of all things") for said in fed.ledger.said.values())
+    assert list(fed.ledger.said) == [0, 1, 2]
 
 
 def request(number: int, session: str = "s", **more: Any) -> bytes:

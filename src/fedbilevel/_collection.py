@@ -80,7 +80,8 @@ class Collection:
             refused |= dict.fromkeys(replies.clients, why) if why else dict(self._gather(replies))
             self.badly.update(client for client, reason in refused.items() if reason.fault.offence)
             account.rejected += len(refused)
-            ledger.rejected.update(Event(c, call.step.name, reason.text) for c, reason in refused.items())
+            for client, reason in refused.items():
+                ledger.reject(client, call.step.name, reason)
             self.reasons.update(refused)
 
     def _gather(self, replies: Replies) -> Iterator[tuple[int, Reason]]:

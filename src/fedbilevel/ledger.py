@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from .engines import Reason
 from .policies import Conduct
 
 By = Literal["reason", "client"]
 BY: tuple[By, ...] = ("reason", "client")
+REASONS = 16  # A client's further reasons in a step are counted by their fault alone.
+SAID = 3  # The ledger keeps this many texts that a client wrote itself.
 
 
 class Event(NamedTuple):
@@ -59,6 +62,7 @@ class Ledger:
     """Rounds, payload bytes and seconds by the name of the step. Probes are booked separately.
 
     rejected     the number of replies that were not used, by client, step and reason
+    said         the first few texts of each client that could not do a step, in its own words
     injected     the number of injected faults, in the same way
     exclusions   the clients that were excluded
     conduct      the clients that are excluded or close to it
@@ -76,6 +80,24 @@ class Ledger:
     local: int = 0
     keepers: dict[int, int] = field(default_factory=dict)
     forgotten: Counter[int] = field(default_factory=Counter)
+    said: dict[int, list[str]] = field(default_factory=dict)
+    _reasons: Counter[tuple[int, str]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._reasons = Counter((event.client, event.step) for event in self.rejected)
+
+    def reject(self, client: int, step: str, reason: Reason) -> None:
+        """Count a reply that is not used. However inventive a client is, it has a bounded number of entries."""
+        event = Event(client, step, reason.text)
+        if event not in self.rejected:
+            if self._reasons[client, step] >= REASONS:
+                event = Event(client, step, reason.fault.value)
+            else:
+                self._reasons[client, step] += 1
+        self.rejected[event] += 1
+        said = self.said.get(client, [])
+        if reason.said and reason.said not in said and len(said) < SAID:
+            self.said[client] = [*said, reason.said]
 
     @property
     def rounds(self) -> int:
@@ -105,6 +127,7 @@ class Ledger:
             book: {name: a.to_mapping() for name, a in accounts.items()} for book, accounts in books.items()
         }
         seldom = {
+            "said": {str(client): texts for client, texts in self.said.items()},
             "injected": _nested(self.injected),
             "exclusions": [each._asdict() for each in self.exclusions],
             "conduct": self.conduct.to_mapping(),
@@ -127,6 +150,7 @@ class Ledger:
             values.get("local", 0),
             {int(client): clock for client, clock in values.get("keepers", {}).items()},
             Counter({int(client): count for client, count in values.get("forgotten", {}).items()}),
+            {int(client): list(texts) for client, texts in values.get("said", {}).items()},
         )
 
 

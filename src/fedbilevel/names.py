@@ -79,7 +79,7 @@ def locate(address: Any, where: str, folder: Path | None = None) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # a relative module is a TypeError
         raise SettingsError(
             f"{where} = {address!r} is wrong: {error}; write module:attribute, of a module that can be imported"
         ) from None

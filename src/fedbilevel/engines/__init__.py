@@ -1,6 +1,6 @@
 """Engines run client steps. They are interchangeable, and do not depend on the algorithm."""
 
-from ._base import Broken, Capabilities, Engine
+from ._base import MAX_ROWS, Broken, Capabilities, Engine
 from ._call import Call, Held, make_call, payload
 from ._expected import Expected, expect
 from ._replies import Fault, Reason, Replies
@@ -12,6 +12,7 @@ from .simulation import Simulation
 
 __all__ = [
     "ENGINES",
+    "MAX_ROWS",
     "Broken",
     "Call",
     "Capabilities",

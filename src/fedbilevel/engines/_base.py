@@ -17,6 +17,8 @@ from ._call import Call
 from ._replies import Replies
 from ._states import ClientStates
 
+MAX_ROWS = 10**7  # the most rows of a part that a remote client may claim, where nothing else is set
+
 
 class Broken(NamedTuple):
     """A faulty message between neighbours: the fault that was injected, and what the receiver notices."""

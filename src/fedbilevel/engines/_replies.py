@@ -6,11 +6,13 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from ..rng import Address
+
+SHOWN = 120  # the largest number of characters of a text that is kept and shown
 
 
 class Fault(Enum):
@@ -18,7 +20,8 @@ class Fault(Enum):
 
     ABSENT = "absent"  # there is no reply
     LATE = "late"  # it came after the deadline
-    FAILED = "failed"  # the client says that it could not do the step, or sent something that is not a message
+    FAILED = "failed"  # the client says that it could not do the step
+    MALFORMED = "malformed"  # it is not a message, or not one that the step can be answered with
     STALE = "stale"  # it answers another call
     TWICE = "twice"  # the client has answered already
     MISFIT = "misfit"  # it has other fields, shapes or types than the step returns
@@ -36,15 +39,35 @@ class Fault(Enum):
         return self in (Fault.NOT_FINITE, Fault.TOO_LARGE)
 
 
-class Reason(NamedTuple):
-    """Why a reply does not count: the fault, a short text, and the field at fault if there is a single one."""
+@dataclass(frozen=True)
+class Reason:
+    """Why a reply does not count.
+
+    text   what is wrong, in words of this library or of the engine; it is what the ledger counts by
+    field  the field at fault, if there is a single one
+    said   what the client itself wrote, which may be anything; it is shown, but nothing is counted by it
+
+    Both texts are made printable and short, wherever they come from.
+    """
 
     fault: Fault
     text: str
     field: str | None = None
+    said: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", shown(self.text))
+        object.__setattr__(self, "said", shown(self.said))
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text}: {self.said}" if self.said else self.text
+
+
+def shown(text: str) -> str:
+    """A text of unknown origin as one short line without control characters, for a file or a terminal."""
+    start = text[: 4 * SHOWN]
+    line = " ".join("".join(c if c.isprintable() else " " for c in start).split())
+    return line if len(line) <= SHOWN and len(start) == len(text) else line[: SHOWN - 3] + "..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..run import Progress, run
 from ..runtime import cache_programs, keep_memory
 from ..spec import parse
 from .job import NAME, ORDER
+from .limits import bound_replies
 from .sitefile import load_site
 
 SITE_FILE = "FEDBILEVEL_SITE"  # the environment variable that tells a site's process where its TOML is
@@ -106,6 +108,8 @@ class ServerApp:
                 noise=noise,
                 run=order["run"],
                 safe=lambda: self._safe,
+                max_rows=spec.federation.max_rows,
+                bound=partial(bound_replies, context.get_engine().get_cell()),
             )
             # The server keeps books of its own: the folder that came with the job may lack the last releases.
             books = [state_folder() / "books" / f"{order['run']}.jsonl"] if spec.privacy.mode else []

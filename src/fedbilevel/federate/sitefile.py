@@ -24,7 +24,12 @@ Paths, and modules that are not installed, are looked up in the folder of the TO
 from __future__ import annotations
 
 import csv
+import math
+import struct
+import tokenize
 import tomllib
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +51,23 @@ from ..settings import from_mapping
 PARTS = ("lower", "upper")
 STATES = "states"  # the folder beside the TOML where the site's steps keep their state
 KEYS = ("data", "problem", "privacy", "steps", "audit")
+LARGEST = 10**7  # the largest number of inputs or classes of a model
+UNREADABLE = (  # what the readers of damaged files raise
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    NotImplementedError,
+    RecursionError,
+    csv.Error,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -91,11 +113,16 @@ def load_site(path: Path) -> LoadedSite:
     for section in ("data", "problem", *(["privacy"] if "privacy" in raw else [])):
         if not isinstance(raw.get(section), dict):
             raise SettingsError(f"site {path} has no [{section}]")
+    steps, audit = raw.get("steps", []), raw.get("audit", "audit.jsonl")
+    if not isinstance(steps, list) or not all(isinstance(module, str) for module in steps):
+        raise SettingsError(f"steps = {steps!r} is wrong: it is not a list of the names of modules")
+    if not isinstance(audit, str):
+        raise SettingsError(f"audit = {audit!r} is wrong: it is not the name of a file")
     folder = path.resolve().parent
     problem, data = _problem(raw["problem"], folder), _data(raw["data"], folder)
-    audit = folder / str(raw["audit"]) if "audit" in raw else None
+    audit = folder / raw["audit"] if "audit" in raw else None
     privacy = from_mapping(SitePrivacy, raw["privacy"], "privacy") if "privacy" in raw else None
-    return LoadedSite(problem, data, tuple(str(m) for m in raw.get("steps", [])), audit, privacy, folder)
+    return LoadedSite(problem, data, tuple(raw.get("steps", [])), audit, privacy, folder)
 
 
 def write_rows(path: Path, data: ClientData) -> None:
@@ -113,7 +140,11 @@ def write_rows(path: Path, data: ClientData) -> None:
 def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     values = dict(section)
     if "python" in values:
-        made = locate(str(values.pop("python")), "problem.python", folder)(**values)
+        address = str(values.pop("python"))
+        try:
+            made = locate(address, "problem.python", folder)(**values)
+        except TypeError as error:
+            raise SettingsError(f"problem.python = {address!r} is wrong: {error}") from error
         if not isinstance(made, Problem):
             raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__}, not a Problem")
         return made
@@ -122,6 +153,13 @@ def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     if name not in known:
         raise UnknownName("problem.name =", str(name), known)
     given = {k: values.pop(k) for k in ("shape", "classes") if k in values}
+    for key, value in given.items():
+        sizes = value if isinstance(value, list) else [value]
+        sound = sizes and all(type(n) is int and 1 <= n <= LARGEST for n in sizes) and math.prod(sizes) <= LARGEST
+        if not sound or isinstance(value, list) != (key == "shape"):
+            raise SettingsError(
+                f"problem.{key} = {value!r} is wrong: use numbers from 1 with a product of at most {LARGEST}"
+            )
     settings: Any = from_mapping(PROBLEMS[name], values, "problem")
     try:
         return settings.remote(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
@@ -141,17 +179,17 @@ def _data(section: Mapping[str, Any], folder: Path) -> ClientData:
         data = READERS[kind](str(section[kind]), folder, **rest)
     except TypeError as error:
         raise SettingsError(f"[data] {kind}: {error}") from None
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: {error}") from None
     for name, part in zip(PARTS, data, strict=True):
-        counts = {np.shape(leaf)[0] for leaf in jax.tree.leaves(part)}
+        counts = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(part)}
         if len(counts) != 1 or counts == {0}:
             raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: its {name} rows are {sorted(counts)}")
     return data
 
 
 def _npz(value: str, folder: Path) -> ClientData:
-    with np.load(folder / value, allow_pickle=False) as file:
+    with (folder / value).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         return _assembled({name: file[name] for name in file.files})
 
 

@@ -32,7 +32,7 @@ def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: 
         "ledger": ledger["steps"],
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
-        **{key: ledger[key] for key in ("injected", "exclusions", "forgotten") if ledger.get(key)},
+        **{key: ledger[key] for key in ("said", "injected", "exclusions", "forgotten") if ledger.get(key)},
         **more,
     }
 

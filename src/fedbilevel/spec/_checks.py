@@ -36,6 +36,12 @@ def check_parts(
         federation.policies(privacy)
     except SettingsError as error:
         raise SettingsError(f"federation.{error}") from None
+    if federation.weighting == "samples" and federation.rule is not None:
+        rule = named(AGGREGATORS, federation.rule)["name"]
+        raise SettingsError(
+            f"federation.weighting = 'samples' is wrong with federation.aggregator = {rule!r}: a client says "
+            "itself how many samples it has, so one that lies outweighs the others; use 'uniform', or the mean"
+        )
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
     stop.check()

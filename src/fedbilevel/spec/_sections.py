@@ -11,7 +11,7 @@ from pydantic import Field
 from .._collection import Weighting
 from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by, quorum
 from ..data import Clients
-from ..engines import ENGINES, Engine, SimulationSettings
+from ..engines import ENGINES, MAX_ROWS, Engine, SimulationSettings
 from ..errors import SettingsError
 from ..federation import needed
 from ..names import Names
@@ -32,6 +32,9 @@ class FederationSettings:
         dataclasses.field(default_factory=WeightedMean)
     )
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
+    max_rows: Annotated[
+        Count, about("rows of a part that a site of a real federation may claim; one that claims more is refused")
+    ] = MAX_ROWS
     min_replies: Annotated[
         Count | Annotated[float, Field(gt=0, le=1)] | None,
         about("a round with fewer valid replies ends the run: a number, or a share; default: what the rule needs"),

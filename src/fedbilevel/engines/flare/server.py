@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +13,17 @@ import numpy as np
 from ...data import ClientData, ClientSize
 from ...errors import SettingsError, StepError
 from ...problem import BilevelProblem
-from .._base import Capabilities
+from .._base import MAX_ROWS, Capabilities
 from .._call import Call
 from .._expected import expect
 from .._replies import Fault, Reason, Replies
-from .wire import HEADER_LIMIT, LIMIT, Malformed, descriptor_to_json, pack, unpack
+from .wire import HEADER_LIMIT, LIMIT, Malformed, Message, Trouble, descriptor_to_json, pack, unpack, whole
+
+SAYS = {  # what the ledger counts by when a site answers with an error
+    Trouble.REQUEST.value: "the site refuses the request",
+    Trouble.FAILED.value: "the step failed at the site",
+}
+MAX_PID = 2**32  # the largest number of a process on the systems that we know of
 
 
 class Delivery(NamedTuple):
@@ -56,13 +63,15 @@ class RemoteClients:
 class Flare:
     """Runs a cohort of remote sites.
 
-    sites    the names of all registered sites; client i of the federation is site i, whether it is up or not
-    send     carries the bytes
-    timeout  seconds that a site has for a step
-    noise    the noise multiplier of local privacy, if it is on; every site adds this noise itself
-    run      the name of the run, by which a site finds its states; a job that continues a run has the same name
-    safe     returns the clock of the checkpoint from which the run would continue if the server were lost
-             (default: the checkpoint that the federation has settled)
+    sites     the names of all registered sites; client i of the federation is site i, whether it is up or not
+    send      carries the bytes
+    timeout   seconds that a site has for a step
+    noise     the noise multiplier of local privacy, if it is on; every site adds this noise itself
+    run       the name of the run, by which a site finds its states; a job that continues a run has the same name
+    safe      returns the clock of the checkpoint from which the run would continue if the server were lost
+              (default: the checkpoint that the federation has settled)
+    max_rows  the most rows of a part that a site may claim; a site that claims more does not take part
+    bound     is told before each request how many bytes a reply can have, so that the transport can refuse more
     """
 
     def __init__(
@@ -75,35 +84,43 @@ class Flare:
         noise: float | None = None,
         run: str | None = None,
         safe: Callable[[], int] | None = None,
+        max_rows: int = MAX_ROWS,
+        bound: Callable[[int], Any] = lambda largest: None,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
         self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
         self._noise, self._run = noise, run or secrets.token_hex(8)
-        self._safe = safe
-        self._send, self._timeout = send, timeout
+        self._safe, self._max_rows = safe, max_rows
+        self._send, self._timeout, self._bound = send, timeout, bound
         self._session, self._number = secrets.token_hex(8), 0
         self.lost: dict[str, str] = {}  # the sites not reached in the last call, with the reason
         self.pids: dict[str, int] = {}
-        self.refused: dict[str, str] = {}
+        self._refused: dict[str, Reason] = {}
         self.clients = RemoteClients(self._greet())
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The sites that do not take part, with the reason: the site's own if it gave one."""
+        return {site: why.said or why.text for site, why in self._refused.items()}
 
     def _greet(self) -> list[ClientSize | None]:
         """Begin a session with every site that is up; sites with a different problem are refused."""
         sizes = [self.problem.size_x, self.problem.size_y]
         header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
         header |= {"sizes": sizes, "noise": self._noise}
+        self._bound(HEADER_LIMIT)
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
-        self.refused = dict(delivery.failures)
+        self._refused = {site: _absent(why) for site, why in delivery.failures.items()}
         found: dict[str, ClientSize] = {}
-        for site, reply in delivery.replies.items():
+        for site, data in delivery.replies.items():
+            message = _read(data, 0, HEADER_LIMIT)
             try:
-                message = unpack(reply, HEADER_LIMIT)
-                if message.header.get("kind") != "welcome":
-                    raise Malformed(str(message.header.get("reason", "no welcome"))[:500])
-                lower, upper = (int(n) for n in message.get("rows", list))
-                found[site], self.pids[site] = ClientSize(lower, upper), message.get("pid", int)
-            except (Malformed, ValueError, TypeError) as error:
-                self.refused[site] = str(error)
+                if isinstance(message, Message):
+                    found[site], self.pids[site] = _welcomed(message, self._max_rows)
+                else:
+                    self._refused[site] = message
+            except Malformed as error:
+                self._refused[site] = Reason(Fault.MALFORMED, str(error))
         if not found:
             reasons = "; ".join(f"{site}: {why}" for site, why in self.refused.items())
             raise StepError(f"no site takes part: {reasons}")
@@ -112,7 +129,9 @@ class Flare:
     def replies(self, call: Call) -> Iterator[Replies]:
         self._number += 1
         number = self._number
-        up = {c: self.sites[c] for c in call.clients if self.sites[c] not in self.refused}
+        limit = HEADER_LIMIT + 4 * self._largest(call)
+        self._bound(limit)
+        up = {c: self.sites[c] for c in call.clients if self.sites[c] not in self._refused}
         vectors = {f"held.{name}": held.value for name, held in call.held.items()}
 
         def request(client: int, names: set[str]) -> bytes:
@@ -121,40 +140,38 @@ class Flare:
             rows = {f"row.{n}": np.asarray(each.values[client], np.float32) for n, each in call.rows.items()}
             return pack(self._header(call, client, number), down | rows)
 
-        lacking = {c: {name for name, held in call.held.items() if c in held.missing} for c in up}
-        requests = {site: request(c, lacking[c]) for c, site in up.items()}
-        delivery = self._send(requests, self._timeout)
-        sent = {site: len(data) for site, data in requests.items()}
-        replies, failures = dict(delivery.replies), dict(delivery.failures)
+        answers: dict[str, Message | Reason] = {}
+        got, sent = dict.fromkeys(self.sites, 0), dict.fromkeys(self.sites, 0)
+        self.lost = {}
 
-        again: dict[str, bytes] = {}
-        for c, site in up.items():  # a site that lost a vector is sent it again, once
-            names = _lost(replies.get(site), number)
-            if names:
-                again[site] = request(c, set(names) | lacking[c])
-        if again:
-            second = self._send(again, self._timeout)
-            replies |= second.replies
-            failures |= second.failures
-            for site, data in again.items():
+        def exchange(requests: Mapping[str, bytes]) -> None:
+            delivery = self._send(requests, self._timeout)
+            for site, data in requests.items():
+                reply = delivery.replies.get(site)
                 sent[site] += len(data)
+                got[site] = len(reply) if isinstance(reply, bytes) else 0
+                if site in delivery.failures or site not in delivery.replies:
+                    absent = answers[site] = _absent(delivery.failures.get(site, ""))
+                    self.lost[site] = absent.said or absent.text
+                else:
+                    answers[site] = _read(reply, number, limit)
 
-        self.lost = {site: why for site, why in failures.items() if site in sent}
-        limit = HEADER_LIMIT + 4 * self._largest(call)
+        lacking = {c: {name for name, held in call.held.items() if c in held.missing} for c in up}
+        exchange({site: request(c, lacking[c]) for c, site in up.items()})
+        again = {c: _lost(answers[site], call) for c, site in up.items()}
+        if any(again.values()):  # a site that lost a vector is sent it again, once
+            exchange({up[c]: request(c, names | lacking[c]) for c, names in again.items() if names})
+
         for client in call.clients:
             site = self.sites[client]
-            if site in self.refused or site in failures or site not in replies:
-                why = self.refused.get(site) or failures.get(site, "no reply")
-                absent = Reason(Fault.ABSENT, f"{site}: {why}")
-                yield Replies(refused={client: absent}, wire=(0, sent.get(site, 0)))
-                continue
-            got = len(replies[site]) if isinstance(replies[site], bytes) else 0
-            wire = got, sent[site]
-            try:
-                reply, forgot = self._checked(call, replies[site], number, limit)
-            except Malformed as error:
-                yield Replies(refused={client: Reason(Fault.FAILED, f"{site}: {error}")}, wire=wire)
+            answer = answers.get(site) or dataclasses.replace(self._refused[site], fault=Fault.ABSENT)
+            reply = self._checked(call, answer) if isinstance(answer, Message) else answer
+            wire = got[site], sent[site]
+            if isinstance(reply, Reason):
+                why = dataclasses.replace(reply, text=f"{site}: {reply.text}")
+                yield Replies(refused={client: why}, wire=wire)
             else:
+                forgot = isinstance(answer, Message) and answer.header.get("forgot") is True
                 yield Replies(clients=(client,), reply=reply, wire=wire, forgot=(client,) if forgot else ())
 
     def close(self) -> None:
@@ -181,32 +198,65 @@ class Flare:
         """The largest number of values that a reply to this call may have."""
         return min(sum(map(math.prod, expect(call, self.problem).fields.values())), LIMIT // 4)
 
-    def _checked(self, call: Call, data: Any, number: int, limit: int) -> tuple[Any, bool]:
-        """The reply as the step's NamedTuple, with a first axis of one, and whether the site has lost its state.
+    def _checked(self, call: Call, message: Message) -> Any:
+        """The reply as the step's NamedTuple, with a first axis of one, or the reason why it is not one.
 
         The federation checks the shapes.
         """
-        message = unpack(data, limit)
-        kind = message.header.get("kind")
-        if message.header.get("round") != number:
-            raise Malformed(f"a reply to round {message.header.get('round')} instead of {number}")
-        if kind == "error":
-            raise Malformed(f"{call.step.name}: {str(message.header.get('reason'))[:500]}")
-        if kind != "reply" or message.header.get("step") != call.step.address:
-            raise Malformed(f"a {kind} of {message.header.get('step')} instead of a reply of {call.step.address}")
-        unknown = message.vectors.keys() - call.step.sent.keys()
+        kind, step = message.header.get("kind"), call.step
+        if kind == "lost":
+            again = "again" if _lost(message, call) else "that it does not hold"
+            return Reason(Fault.MALFORMED, f"the site reports a lost vector {again}")
+        if kind != "reply" or message.header.get("step") != step.address:
+            return Reason(Fault.MALFORMED, f"not a reply of {step.address}")
+        unknown = message.vectors.keys() - step.sent.keys()
         if unknown:
-            raise Malformed(f"fields {sorted(unknown)}, which {call.step.name} does not have")
-        fields = {n: message.vectors[n][None] if n in message.vectors else None for n in call.step.reply}
-        return call.step.reply_type(**fields), message.header.get("forgot") is True
+            return Reason(Fault.MISFIT, f"fields {sorted(unknown)}, which {step.name} does not have")
+        return step.reply_type(
+            **{n: message.vectors[n][None] if n in message.vectors else None for n in step.reply}
+        )
 
 
-def _lost(reply: Any, number: int) -> list[str]:
-    """The names of the vectors that a site reports as lost."""
+def _absent(why: str) -> Reason:
+    """The reason for a site that did not answer. What the transport says of it may come from the site."""
+    return Reason(Fault.ABSENT, "no reply", said=why)
+
+
+def _read(data: Any, number: int, limit: int) -> Message | Reason:
+    """The message of a site if it answers the request of this number, or the reason why it cannot be used."""
     try:
-        message = unpack(reply)
-        if message.header.get("kind") == "lost" and message.header.get("round") == number:
-            return [str(name) for name in message.get("names", list)]
-    except Malformed:
-        pass
-    return []
+        message = unpack(data, limit)
+        if message.header.get("kind") == "error":
+            code, said = message.header.get("code"), message.header.get("reason")
+            text = SAYS.get(code if isinstance(code, str) else "", "the site reports an error")
+            return Reason(Fault.FAILED, text, said=said if isinstance(said, str) else "")
+        if message.get("round", int) != number:
+            return Reason(Fault.STALE, "a reply to another round")
+        return message
+    except Malformed as error:
+        return Reason(Fault.MALFORMED, str(error))
+
+
+def _welcomed(message: Message, max_rows: int) -> tuple[ClientSize, int]:
+    """The numbers of rows and the process of a site that takes part."""
+    rows, pid = message.header.get("rows"), message.header.get("pid")
+    if message.header.get("kind") != "welcome" or message.vectors:
+        raise Malformed("not a welcome")
+    if not isinstance(rows, list) or len(rows) != 2 or not all(type(n) is int and n > 0 for n in rows):
+        raise Malformed("its numbers of rows are not two positive whole numbers")
+    if max(rows) > max_rows:
+        raise Malformed(
+            f"it claims more rows than federation.max_rows = {max_rows}; set it higher if that is right"
+        )
+    if not whole(pid, 1, MAX_PID):
+        raise Malformed(f"its process is not a whole number from 1 to {MAX_PID}")
+    return ClientSize(*rows), pid
+
+
+def _lost(answer: Message | Reason, call: Call) -> set[str]:
+    """The held vectors that a site reports as lost; none if it reports anything else."""
+    names = answer.header.get("names") if isinstance(answer, Message) else None
+    if not isinstance(answer, Message) or answer.header.get("kind") != "lost" or not isinstance(names, list):
+        return set()
+    held = all(isinstance(name, str) and name in call.held for name in names)
+    return set(names) if held else set()

@@ -29,9 +29,10 @@ from ...steps import PerClient, Step, find_step
 from .._base import Engine
 from .._call import Call, Held
 from .._expected import expect
+from .._replies import shown
 from .._states import ClientStates
 from ..loop import Loop
-from .wire import LIMIT, Malformed, Message, descriptor_from_json, pack, unpack
+from .wire import LIMIT, Malformed, Message, Trouble, descriptor_from_json, pack, unpack
 
 
 class OwnData:
@@ -88,30 +89,35 @@ class Site:
         self._last: tuple[int, bytes] = (-1, b"")
 
     def answer(self, request: Any) -> bytes:
-        """The reply to a request. An error is also a reply, with its reason."""
+        """The reply to a request. An error is also a reply, with a code and a short reason; nothing is raised."""
         with self._lock:
-            number, step = -1, "?"
+            number = -1
             try:
                 message = unpack(request, self._limit)
-                number, step = message.get("round", int), str(message.header.get("step"))
-                if message.header.get("kind") == "hello":
-                    return self._hello(message, number)
-                if message.get("session", str) != self._session:
-                    raise Malformed("the session is another one; say hello first")
-                if number < self._last[0]:
-                    raise Malformed(f"round {number} is over, {self._last[0]} was the last")
-                if number == self._last[0]:
-                    return self._last[1]
-                lost = self._shelve(message)
-                if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
-                    return pack({"kind": "lost", "round": number, "names": lost}, {})
-                self._last = number, self._work(message, number)
-                return self._last[1]
+                number = message.get("round", int)
+                return self._answer(message, number)
             except (FedBilevelError, Malformed) as error:
-                return pack({"kind": "error", "round": number, "step": step, "reason": str(error)}, {})
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                return pack({"kind": "error", "round": number, "step": step, "reason": reason}, {})
+                trouble, reason = Trouble.REQUEST if isinstance(error, Malformed) else Trouble.FAILED, str(error)
+            except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
+                trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
+            return pack({"kind": "error", "round": number, "code": trouble.value, "reason": shown(reason)}, {})
+
+    def _answer(self, message: Message, number: int) -> bytes:
+        if message.header.get("kind") == "hello":
+            return self._hello(message, number)
+        if message.header.get("kind") != "step":
+            raise Malformed("the request is neither a hello nor a step")
+        if message.get("session", str) != self._session:
+            raise Malformed("the session is another one; say hello first")
+        if number < self._last[0] or (number == self._last[0] and not self._last[1]):
+            raise Malformed(f"round {number} is over, {self._last[0]} was the last")
+        if number == self._last[0]:
+            return self._last[1]
+        lost = self._shelve(message)
+        if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
+            return pack({"kind": "lost", "round": number, "names": lost}, {})
+        self._last = number, self._work(message, number)
+        return self._last[1]
 
     def _hello(self, message: Message, number: int) -> bytes:
         """Begin a new session, in which nothing is held. The numbers of parameters must be the server's."""
@@ -121,19 +127,23 @@ class Site:
                 f"the site's problem has {ours} parameters of x and y, the server's has {theirs}; "
                 "make the site's [problem] that of the spec"
             )
+        if message.vectors:
+            raise Malformed("a hello has no vectors")
         asked = message.header.get("noise")
+        if asked is not None and not (type(asked) in (int, float) and asked > 0):
+            raise Malformed("the noise of the run is not a positive number")
         if asked is not None and (self._noise is None or not self._noise >= asked):
             raise Malformed(
                 f"the run promises local privacy with noise {asked}, this site adds {self._noise or 'none'}; "
                 "set it in [privacy] of the site's TOML, or remove privacy.mode"
             )
-        run = message.get("run", str)
-        if not run.isalnum() or len(run) > 64:
+        run, session = message.get("run", str), message.get("session", str)
+        if not run.isalnum() or not run.isascii() or len(run) > 64:
             raise Malformed("the name of the run is not valid")
         if run != self._run:
             self._engine.close()
             self._run, (self._engine, self._states) = run, self._opened(run)
-        self._session, self._shelf, self._last = message.get("session", str), {}, (number, b"")
+        self._session, self._shelf, self._last = session, {}, (number, b"")
         return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
 
     def _opened(self, run: str) -> tuple[Engine, ClientStates]:
@@ -177,6 +187,9 @@ class Site:
     def _call(self, message: Message, versions: dict[str, int]) -> Call:
         client, vectors = message.get("client", int), message.vectors
         samples = {name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()}
+        constants = message.get("constants", dict)
+        if any(isinstance(value, dict | list) for value in constants.values()):
+            raise Malformed("a constant is not a number, a word, true, false or null")
         return Call(
             step=self._step(message.get("step", str)),
             address=_address(message.get("address", list), {n: message.get("keys", dict).get(n) for n in samples}),
@@ -185,7 +198,7 @@ class Site:
             settled=message.get("settled", int),
             held={name: Held(version, self._shelf[name][1], ()) for name, version in versions.items()},  # type: ignore[arg-type]
             arrays={n.removeprefix("array."): v for n, v in vectors.items() if n.startswith("array.")},
-            constants=message.get("constants", dict),
+            constants=constants,
             rows={
                 n.removeprefix("row."): PerClient({client: v}) for n, v in vectors.items() if n.startswith("row.")
             },

@@ -1,7 +1,9 @@
 """Messages as bytes: a magic word, the length of a header, the header as JSON, and the vectors one after another.
 
 The header says what follows: {"kind": ..., "round": ..., "vectors": [{"name", "dtype", "shape"}, ...], ...}.
-A reader checks the whole message before using any part of it. Nothing in a message can be executed.
+A reader checks the whole message before using any part of it. Nothing in a message can be executed. Whatever the
+bytes are, reading them either succeeds or raises `Malformed`. What `Malformed` says is made here, and repeats
+nothing of the message but numbers and the names of vectors, which are checked first.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -21,6 +24,12 @@ MAGIC = b"FBL1"
 PREFIX = struct.Struct("<4sI")
 HEADER_LIMIT = 2**20
 LIMIT = 2**30  # the largest message, in bytes
+VECTORS = 256  # the largest number of vectors in a message
+NAME = 100  # the longest name of a vector
+DEPTH = 8  # how deeply the lists and objects of a header may be nested
+DIGITS = 40  # the longest whole number in a header
+SAMPLE = 2**20  # the largest number of rows of one draw
+DRAWN = 2**24  # the largest number of rows of all draws of a sample
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "int32": np.dtype("<i4"),
@@ -31,6 +40,13 @@ DESCRIPTORS: dict[str, type[Any]] = {"sample": Sample, "samples": Samples, "epoc
 
 class Malformed(ValueError):
     """Bytes that are not a message, or not the one that was expected."""
+
+
+class Trouble(Enum):
+    """Why a site answers a request with an error."""
+
+    REQUEST = "request"  # the request is not valid, or the site does not allow it
+    FAILED = "failed"  # the step raised an exception
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,10 @@ def pack(header: Mapping[str, Any], vectors: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: Any, limit: int = LIMIT) -> Message:
-    """The message in these bytes; raises `Malformed` with the reason if they are not a valid message."""
+    """The message in these bytes; raises `Malformed` with the reason if they are not a valid message.
+
+    The header is read and checked before any array is made, and the arrays are views of the bytes.
+    """
     if not isinstance(data, bytes):
         raise Malformed(f"{type(data).__name__} instead of bytes")
     if len(data) > limit:
@@ -70,12 +89,7 @@ def unpack(data: Any, limit: int = LIMIT) -> Message:
         raise Malformed("not a message: it does not begin with the magic word")
     if length > HEADER_LIMIT or PREFIX.size + length > len(data):
         raise Malformed(f"a header of {length} bytes does not fit")
-    try:
-        header = json.loads(data[PREFIX.size : PREFIX.size + length])
-    except ValueError as error:
-        raise Malformed(f"the header is not JSON: {error}") from None
-    if not isinstance(header, dict) or not isinstance(header.get("vectors"), list):
-        raise Malformed("the header does not describe its vectors")
+    header = _header(data[PREFIX.size : PREFIX.size + length])
     vectors: dict[str, np.ndarray] = {}
     start = PREFIX.size + length
     for entry in header["vectors"]:
@@ -92,14 +106,81 @@ def unpack(data: Any, limit: int = LIMIT) -> Message:
     return Message(header, vectors)
 
 
+def _header(text: bytes) -> dict[str, Any]:
+    """The header as JSON values that are safe to handle: shallow, finite, and text that can be encoded."""
+    try:
+        header = _DECODER.decode(text.decode())
+        if b"\\u" in text:  # only an escape can stand for half of a character
+            json.dumps(header, ensure_ascii=False).encode()
+    except Malformed:
+        raise
+    except RecursionError:
+        raise Malformed("the header is nested too deeply") from None
+    except ValueError:
+        raise Malformed("the header is not JSON in UTF-8") from None
+    _check_depth(header, DEPTH)
+    if not isinstance(header, dict) or not isinstance(header.get("vectors"), list):
+        raise Malformed("the header does not describe its vectors")
+    if len(header["vectors"]) > VECTORS:
+        raise Malformed(f"{len(header['vectors'])} vectors, at most {VECTORS} are allowed")
+    return header
+
+
+def _check_depth(value: Any, left: int) -> None:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        if isinstance(each, dict | list):
+            if left <= 1:
+                raise Malformed("the header is nested too deeply")
+            _check_depth(each, left - 1)
+
+
+def _integer(text: str) -> int:
+    if len(text) > DIGITS:
+        raise Malformed(f"the header has a whole number of more than {DIGITS} digits")
+    return int(text)
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Malformed("the header has a number that is not finite")
+    return value
+
+
+def _constant(text: str) -> Any:
+    raise Malformed("the header has a number that is not finite")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise Malformed("the header has a key that comes twice")
+    return made
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=_integer, parse_float=_fraction, parse_constant=_constant, object_pairs_hook=_object
+)
+
+
 def _described(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     fields = entry if isinstance(entry, dict) else {}
     name, dtype, shape = fields.get("name"), fields.get("dtype"), fields.get("shape")
-    if not isinstance(name, str) or dtype not in DTYPES or not isinstance(shape, list) or len(shape) > 4:
-        raise Malformed(f"a vector is described as {str(entry)[:80]}")
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= LIMIT for n in shape):
-        raise Malformed(f"vector {name} has shape {shape}")
+    if not isinstance(name, str) or len(name) > NAME or not name.replace(".", "_").isidentifier():
+        raise Malformed("a vector has no name, or one that is not made of words and dots")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Malformed(f"vector {name} has no type among {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 4 or not all(whole(n, 0, LIMIT) for n in shape):
+        raise Malformed(f"vector {name} has a shape that is not a list of at most four sizes")
+    if math.prod(max(n, 1) for n in shape) > LIMIT:
+        raise Malformed(f"vector {name} has a shape that is too large")
     return name, DTYPES[dtype], tuple(shape)
+
+
+def whole(value: Any, least: int, most: int) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number within bounds. True and 1.0 are not."""
+    return type(value) is int and least <= value <= most
 
 
 def descriptor_to_json(descriptor: Descriptor) -> dict[str, Any]:
@@ -112,14 +193,21 @@ def descriptor_to_json(descriptor: Descriptor) -> dict[str, Any]:
 
 
 def descriptor_from_json(value: Any) -> Descriptor:
+    """A sample descriptor whose draws are bounded; raises `Malformed` if the value does not describe one."""
     fields = dict(value) if isinstance(value, dict) else {}
     cls = DESCRIPTORS.get(str(fields.pop("kind", None)))
-    if isinstance(fields.get("count"), list):
-        fields["count"] = PerClient(tuple(fields["count"]))
+    size, count = fields.get("size"), fields.get("count", fields.get("epochs", 1))
+    if isinstance(count, list):
+        fields["count"] = PerClient(tuple(count))
     try:
         made: Descriptor = cls(**fields)  # type: ignore[misc]
     except TypeError:
         raise Malformed(f"a sample is described as {str(value)[:80]}") from None
     if made.part not in ("lower", "upper"):
-        raise Malformed(f"a sample is of the part {made.part!r}")
+        raise Malformed(f"a sample is of the part {str(made.part)[:80]!r}")
+    counts = count if isinstance(count, list) else [count]
+    if not counts or not all(whole(n, 0, DRAWN) for n in counts) or not (size is None or whole(size, 1, SAMPLE)):
+        raise Malformed("a sample has a size or a number of draws that is not a whole number, or too large a one")
+    if max(counts) * (size or 1) > DRAWN:
+        raise Malformed(f"a sample draws {max(counts)} times {size or 1} rows, at most {DRAWN} are allowed")
     return made
