@@ -334,8 +334,9 @@ class SiteFuzz:
         self._site = Site(task.problem, task.clients.load(0), engine=make)
         p, q = task.problem.size_x, task.problem.size_y
         hello = {"kind": "hello", "round": 0, "session": "s", "run": "r", "sizes": [p, q], "noise": None}
-        header = {"kind": "step", "round": 1, "session": "s", "address": [0, "round", 0], "clock": 0, "settled": 0}
-        header |= {"kept": None, "client": 0, "constants": {}}
+        header = {"kind": "step", "round": 1, "session": "s", "address": ["round", 0], "clock": 0, "settled": 0}
+        keys = {name: bytes(range(16)).hex() for name in ("zeta", "xi")}
+        header |= {"kept": None, "client": 0, "constants": {}, "keys": keys}
         x, y = np.ones(p, np.float32), np.ones(q, np.float32)
         draws = {"kind": "sample", "part": "lower", "size": 4}
         held, xy = {"held": {"x": 1, "y": 2}}, {"held.x": x, "held.y": y}
