@@ -245,6 +245,7 @@ def test_a_run_with_all_layers_counts_as_many_noticed_faults_as_injected_ones(di
         engine="loop",
         federation={"aggregator": "median", "deadline": 5.0},
         privacy=PRIVACY,
+        secret=SECRET,
         attack={"kind": "sign-flip", "share": 0.2},
         chaos=CHAOS,
     )
