@@ -135,7 +135,7 @@ def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
     if there.keys() != expected.fields.keys():
         return Reason(Fault.MISFIT, f"values for {sorted(there)} instead of {sorted(expected.fields)}")
     for name, value in there.items():
-        stack = call.step.reply[name].form is Form.YY  # a stack of any number of matrices
+        stack = call.step.reply[name].form is Form.YY and not call.even  # a stack of any number of matrices
         shape, wanted = value.shape[1:], expected.fields[name]
         if (shape[1:], len(shape)) != (wanted[1:], len(wanted)) if stack else shape != wanted:
             return Reason(Fault.MISFIT, f"{name} has shape {shape} instead of {wanted}", name)

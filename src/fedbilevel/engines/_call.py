@@ -13,7 +13,7 @@ from jax import Array
 
 from ..errors import SettingsError
 from ..rng import Address, Kind
-from ..steps import Descriptor, PerClient, Role, Step, Use
+from ..steps import Descriptor, Epochs, PerClient, Role, Step, Use
 
 
 class Held(NamedTuple):
@@ -60,6 +60,12 @@ class Call:
     def keeps(self) -> bool:
         """Whether clients keep the `Own` fields that the step returns. A measurement leaves no trace."""
         return self.kind is not Kind.PROBE and bool(self.step.kept)
+
+    @property
+    def even(self) -> bool:
+        """Whether every client makes the same number of draws, which the server then knows."""
+        samples = self.samples.values()
+        return not any(isinstance(d, Epochs) or isinstance(getattr(d, "count", 1), PerClient) for d in samples)
 
     def again(self, clients: tuple[int, ...], attempt: int) -> Call:
         """The same call to these clients only. The vectors that they should hold are sent again."""

@@ -177,7 +177,7 @@ def deliver(requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
         replies.update(queue)
         early = time.monotonic() - started < timeout  # FLARE also reports a timeout when it gives up on a site
         for site, error in queue.failures.items():
-            reason = str(error).splitlines()[0][:300]
+            reason = next(iter(str(error).splitlines()), type(error).__name__)[:300]
             failures[site] = (
                 "the site is gone, or the job was aborted" if early and "timed out" in reason else reason
             )
