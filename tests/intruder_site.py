@@ -48,7 +48,7 @@ def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem
             (folder / "loot.json").write_text(json.dumps(loot, default=str))
         return answer(self, request, *more)
 
-    Site.answer = attack  # type: ignore[method-assign]
+    Site.answer = attack  # type: ignore[method-assign, assignment]
     return problem
 
 

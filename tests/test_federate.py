@@ -17,7 +17,7 @@ from fedbilevel import cli
 from fedbilevel.data import ClientData, Part
 from fedbilevel.federate import LoopbackFederation
 from fedbilevel.federate.commands import federated, registered
-from fedbilevel.federate.job import write_job
+from fedbilevel.federate.job import PLACE, Order, read_key, read_order, write_job
 from fedbilevel.federate.sitefile import write_rows
 
 
@@ -104,10 +104,25 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
     assert local.members(["localhost"]) == set()
 
 
+ORDER = Order(
+    spec="", run="run7", sites=["a", "b", "c"], timeout=9.0, files={}, keys={"a": "a5a5", "b": "b6b6"}, key="c7c7"
+)
+
+
 def test_a_job_carries_no_code(tmp_path: Path) -> None:
-    job = write_job(tmp_path, ["a", "b"], {"spec": ""})
+    job = write_job(tmp_path, ORDER)
     files = [file for file in job.rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".json"} and all(
         json.loads(f.read_text()) is not None for f in files
     )
-    assert json.loads((job / "meta.json").read_text())["deploy_map"]["app_site"] == ["a", "b"]
+
+
+def test_a_job_gives_every_site_its_own_key_and_no_other(tmp_path: Path) -> None:
+    job = write_job(tmp_path, ORDER)
+    parts = json.loads((job / "meta.json").read_text())["deploy_map"]
+    assert read_order(job / "app_server" / PLACE) == ORDER
+    assert parts.pop("app_server") == ["server"] and sorted(parts.values()) == [["a"], ["b"]]
+    for app, (site,) in parts.items():
+        assert read_key(job / app / PLACE) == ORDER.keys[site]
+        text = "".join(file.read_text() for file in (job / app).rglob("*.json"))
+        assert not any(other in text for other in {"a5a5", "b6b6", "c7c7"} - {ORDER.keys[site]})

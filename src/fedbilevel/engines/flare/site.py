@@ -87,7 +87,7 @@ class Site:
         self._shelf: dict[str, tuple[int, np.ndarray]] = {}
         self._last: tuple[int, bytes] = (-1, b"")
 
-    def answer(self, request: Any) -> bytes:
+    def answer(self, request: Any, caller: str = "server") -> bytes:
         """The reply to a request. An error is also a reply, with its reason."""
         with self._lock:
             number, step = -1, "?"
