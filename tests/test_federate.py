@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,7 @@ def test_a_job_carries_no_code(tmp_path: Path) -> None:
     assert {file.suffix for file in files} == {".json"} and all(
         json.loads(f.read_text()) is not None for f in files
     )
+    assert not [folder for folder in job.rglob("custom")], "FLARE takes a job with such a folder for one with code"
 
 
 def test_a_job_gives_every_site_its_own_key_and_no_other(tmp_path: Path) -> None:
@@ -126,3 +129,12 @@ def test_a_job_gives_every_site_its_own_key_and_no_other(tmp_path: Path) -> None
         assert read_key(job / app / PLACE) == ORDER.keys[site]
         text = "".join(file.read_text() for file in (job / app).rglob("*.json"))
         assert not any(other in text for other in {"a5a5", "b6b6", "c7c7"} - {ORDER.keys[site]})
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "curve.png", "summary.json", ".lock", ""])
+def test_an_order_writes_no_file_but_those_from_which_a_run_goes_on(tmp_path: Path, name: str) -> None:
+    job = write_job(tmp_path, replace(ORDER, files={"spec.toml": "", name: ""}))
+    with pytest.raises(
+        fb.SettingsError, match=f"^the order has a file {re.escape(repr(name))}; a run goes on from"
+    ):
+        read_order(job / "app_server" / PLACE)
