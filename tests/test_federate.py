@@ -74,6 +74,13 @@ def test_a_wrong_command_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def write_defaults(kit: Path) -> None:
+    """The files of a kit that say what jobs may do in it."""
+    (kit / "local").mkdir()
+    (kit / "local" / "resources.json.default").write_text("{}")
+    (kit / "local" / "authorization.json.default").write_text('{"permissions": {}}')
+
+
 def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path) -> None:
     part = Part(np.ones((3, 2), np.float32), np.zeros(3, np.int32))
     write_rows(tmp_path / "rows.npz", ClientData(part, part))
@@ -92,10 +99,13 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
     local.admin_kit.mkdir(parents=True)
     start = local.kit("localhost") / "startup" / "sub_start.sh"
     start.parent.mkdir(parents=True)
+    (start.parent / "fed_server.json").touch()
+    write_defaults(local.kit("localhost"))
     job = "echo $$ > own; mv own pid; while :; do date > written; sleep 0.02; done"
     start.write_text(f"cd {tmp_path}\nsetsid bash -c '{job}' &\nsleep 60\n")
     with local:
         while not (tmp_path / "pid").exists():
+            assert local.processes["localhost"].poll() is None, (tmp_path / "localhost.log").read_text()
             time.sleep(0.01)
         alone = psutil.Process(int((tmp_path / "pid").read_text()))
         leader = local.processes["localhost"]
@@ -117,7 +127,7 @@ def test_a_job_carries_no_code(tmp_path: Path) -> None:
     assert {file.suffix for file in files} == {".json"} and all(
         json.loads(f.read_text()) is not None for f in files
     )
-    assert not [folder for folder in job.rglob("custom")], "FLARE takes a job with such a folder for one with code"
+    assert not list(job.rglob("custom")), "FLARE takes a job with such a folder for one with code"
 
 
 def test_a_job_gives_every_site_its_own_key_and_no_other(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_a_new_kit_gets_a_list_of_our_classes_and_a_policy_against_code(kit: Pat
     made = read(kit, "resources.json")
     assert made["class_allow_list"] == list(SITE_CLASSES) and made["class_list_enforcement_mode"] == "enforce"
     assert made["components"] == [1], "all else is as provisioned"
+    assert made["allow_log_streaming"] is False, "the errors of a job stay at the site"
     assert len(said) == 2 and all(line.startswith("wrote ") for line in said)
     assert close_kit(kit, SITE_CLASSES) == [], "a second start finds its own files and has nothing to say"
 
@@ -85,6 +86,18 @@ def test_a_list_of_the_owner_that_does_not_allow_a_run_is_an_error_that_names_th
         fb.SettingsError, match=r"resources.json does not allow .*CollabExecutor, .*SiteApp; add them"
     ):
         close_kit(kit, SITE_CLASSES)
+
+
+def test_a_kit_of_the_owner_that_sends_logs_to_the_server_needs_the_class_that_does_so(kit: Path) -> None:
+    streamer = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer"}
+    own = {"class_allow_list": list(SITE_CLASSES), "components": [streamer]}
+    (kit / "local" / "resources.json").write_text(json.dumps(own))
+    with pytest.raises(
+        fb.SettingsError, match=r"JobLogStreamer is needed as long as allow_log_streaming is not f"
+    ):
+        close_kit(kit, SITE_CLASSES)
+    (kit / "local" / "resources.json").write_text(json.dumps(own | {"allow_log_streaming": False}))
+    assert len(close_kit(kit, SITE_CLASSES)) == 1, "only the policy is written"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"class_allow_list": 3}'])

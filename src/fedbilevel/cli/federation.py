@@ -1,4 +1,4 @@
-"""The commands `site` and `federate`, which take part in a real federation."""
+"""The commands `site`, `server` and `federate`, which take part in a real federation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SettingsError
 from ..federate import load_site
-from ..federate.commands import federated, join, kit_run, need_flare, simulate_run
+from ..federate.commands import federated, join, kit_run, need_flare, serve, simulate_run
 from ..run import Observer
 from .console import Bar
 from .outcome import show
@@ -34,7 +34,12 @@ def site_command(
             limit = "no limit" if made.privacy.limit is None else f"epsilon at most {made.privacy.limit:g}"
             say(f"what the site sends is clipped and has noise {made.privacy.noise:g}; {limit}")
     if kit is not None:
-        join(site, kit)
+        join(site, kit, say)
+
+
+def server_command(kit: Annotated[Path, typer.Option("--kit", help="The server's kit, as provisioned.")]) -> None:
+    """Serve a federation. Sites and admins connect to this process."""
+    serve(kit, say)
 
 
 def federate_command(

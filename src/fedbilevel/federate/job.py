@@ -1,7 +1,8 @@
 """A job in FLARE's format: a folder of JSON files that carries a spec and a checkpoint, but no code.
 
-The server and the sites run the library that is installed on them. FLARE still treats the job as one that brings
-code, because its list of allowed classes has only its own. The `custom` folders mark it as such, but are empty.
+The server and the sites run the library that is installed on them. FLARE takes a job with a folder `custom` for
+one that brings code, so our orders are beside FLARE's own configuration. The classes that the job names must be on
+the list of each participant; see `kit.py`.
 
 Every site has a part of its own in the job. FLARE sends it to this site only, so it can bring a key.
 """
@@ -14,8 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import SettingsError
+from .kit import SERVER_CLASSES, SITE_CLASSES
+
 NAME = "fedbilevel"
-PLACE = "custom"  # the folder of a job's part that has its order
+PLACE = "config"  # the folder of a job's part that has its order
+CHECKPOINT = "checkpoint.safetensors"
+CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT)  # the files of a run folder from which a run goes on
 THREADS = {"max_inbound_call_threads": 16, "max_outbound_call_threads": 64}
 
 
@@ -43,7 +49,11 @@ class Order:
 
 def read_order(folder: Path) -> Order:
     """The order that is in this folder of the server's part of a job."""
-    return Order(**json.loads(order_file(folder).read_text()))
+    order = Order(**json.loads(order_file(folder).read_text()))
+    for name in order.files:
+        if name not in CARRIED:
+            raise SettingsError(f"the order has a file {name!r}; a run goes on from {', '.join(CARRIED)} only")
+    return order
 
 
 def read_key(folder: Path) -> str:
@@ -58,9 +68,10 @@ def order_file(folder: Path) -> Path:
 
 def write_job(folder: Path, order: Order) -> Path:
     """Write a job for the sites that have a key in the order, and return the job's own folder."""
+    (controlling, serving), (executing, answering) = SERVER_CLASSES, SITE_CLASSES
     controller = {
         "id": "controller",
-        "path": "nvflare.collab.runtime.controller.CollabController",
+        "path": controlling,
         "args": {
             "server_obj_id": "_server",
             "collab_obj_ids": [],
@@ -70,7 +81,7 @@ def write_job(folder: Path, order: Order) -> Path:
         },
     }
     executor = {
-        "path": "nvflare.collab.runtime.executor.CollabExecutor",
+        "path": executing,
         "args": {"client_obj_id": "_client", "collab_obj_ids": [], "props": {}, **THREADS},
     }
     apps = {site: f"app_site_{number}" for number, site in enumerate(order.keys, 1)}
@@ -82,14 +93,14 @@ def write_job(folder: Path, order: Order) -> Path:
             "deploy_map": {"app_server": ["server"], **{app: [site] for site, app in apps.items()}},
         },
         "app_server/config/config_fed_server.json": {
-            **_common("_server", "ServerApp"),
+            **_common("_server", serving),
             "workflows": [controller],
         },
         f"app_server/{PLACE}/order.json": asdict(order),
     }
     for site, app in apps.items():
         files[f"{app}/config/config_fed_client.json"] = {
-            **_common("_client", "SiteApp"),
+            **_common("_client", answering),
             "executors": [{"tasks": ["*"], "executor": executor}],
         }
         files[f"{app}/{PLACE}/order.json"] = {"key": order.keys[site]}
@@ -100,10 +111,10 @@ def write_job(folder: Path, order: Order) -> Path:
     return folder / NAME
 
 
-def _common(identity: str, cls: str) -> dict[str, Any]:
+def _common(identity: str, path: str) -> dict[str, Any]:
     return {
         "format_version": 2,
-        "components": [{"id": identity, "path": f"fedbilevel.federate.app.{cls}", "args": {}}],
+        "components": [{"id": identity, "path": path, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
     }

@@ -26,10 +26,8 @@ from ..ledger import Ledger
 from ..record import FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
-from .job import NAME, Order, write_job
+from .job import CARRIED, CHECKPOINT, NAME, Order, write_job
 
-CHECKPOINT = "checkpoint.safetensors"
-CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT)
 PAUSE = 0.5  # seconds between two looks at a job
 RECENT = 45.0  # A site counts as up if its last sign of life is at most this many seconds ago.
 
