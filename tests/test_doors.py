@@ -20,6 +20,7 @@ import tomli_w
 import fedbilevel as fb
 import intruder_site
 from engine_equality import SETTINGS, spec_of
+from fedbilevel.engines.flare import verify_audit
 from fedbilevel.federate import LoopbackFederation, simulated_sites
 from fedbilevel.federate.job import write_job
 from test_federate import ORDER
@@ -79,6 +80,17 @@ def test_a_site_can_neither_read_nor_end_the_run_at_the_server(loot: dict[str, A
 def test_a_site_cannot_speak_to_another_in_the_servers_name(loot: dict[str, Any], attacked: fb.Result) -> None:
     assert "session is another one" not in json.dumps(attacked.summary["rejected"])
     assert loot["forged"]["reply"]["kind"] == "error"
+
+
+def test_the_attacked_site_writes_down_who_was_refused(local: LoopbackFederation, loot: dict[str, Any]) -> None:
+    file = local.site_file("site-1").parent / "audit.jsonl"
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    refused = {(e["caller"], e["reason"].partition(";")[0]) for e in entries if e["what"] == "refused"}
+    assert refused == {
+        ("site-2", "this site answers the server of the job only, not site-2"),
+        ("server", "the request has no valid seal"),  # the forged one, which FLARE takes for the server's
+    }
+    assert verify_audit(file).broken is None
 
 
 def test_the_attacked_site_answers_the_server_to_the_end(attacked: fb.Result) -> None:

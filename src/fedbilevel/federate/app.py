@@ -47,14 +47,15 @@ class SiteApp:
         """Load the site's own data and problem."""
         keep_memory()
         cache_programs()  # so that a site that was killed restarts faster
-        answer = self._complain
+        answer, note = self._complain, None
         try:
-            answer = load_site(Path(os.environ[SITE_FILE])).site().answer
+            site = load_site(Path(os.environ[SITE_FILE])).site()
+            answer, note = site.answer, site.note
         except KeyError:
             self._trouble = "the site was not started by `fedbilevel site`"
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
-        self._door = Door(answer, read_key(_ordered()))
+        self._door = Door(answer, read_key(_ordered()), note)
 
     @collab.publish
     def handle(self, request: bytes, sealed: str = "") -> bytes:
@@ -118,6 +119,7 @@ class ServerApp:
                 timeout=limit,
                 noise=noise,
                 run=order.run,
+                spec=spec.digest,
                 safe=lambda: self._safe,
             )
             run(spec, self._folder, resume=True, observers=[watch], task=task, engine=self._engine)

@@ -104,6 +104,7 @@ class Submission:
         """Submit jobs until one is finished, or until another job would not help."""
         problem = spec.task().problem
         failed = 0
+        self.say(f"the digest of the spec, by which sites may allow it: {spec.digest}")
         while True:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
