@@ -67,7 +67,8 @@ def audited(local: LoopbackFederation) -> list[dict[str, Any]]:
     """What the victim was asked, as it wrote down itself before it began to work on it."""
     file = local.site_file(VICTIM).parent / "audit.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if entry["what"] == "step"]
 
 
 def reached(local: LoopbackFederation, since: float = 0.0) -> int:

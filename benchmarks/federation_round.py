@@ -21,7 +21,7 @@ from typing import Any
 def rounds_of(audit: Path) -> list[tuple[str, float]]:
     """The step and the seconds of each round, from a site's audit: until the next request, also a probe's."""
     asked = [json.loads(line) for line in audit.read_text().splitlines()]
-    pairs = itertools.pairwise(asked)
+    pairs = itertools.pairwise(entry for entry in asked if entry["what"] == "step")
     return [(a["step"], b["time"] - a["time"]) for a, b in pairs if a["round"].startswith("round ")]
 
 

@@ -50,10 +50,10 @@ def make(place: str, shape: list[int], classes: int, **settings: Any) -> Problem
     """The problem of the spec; from now on the sites of this process answer wrongly."""
     ways, answer = itertools.cycle(WAYS), Site.answer
 
-    def wrong(self: Site, request: Any) -> Any:
-        message = unpack(answer(self, request))
+    def wrong(self: Site, request: Any, caller: str) -> Any:
+        message = unpack(answer(self, request, caller))
         return next(ways)(message) if message.header["kind"] == "reply" else pack(message.header, message.vectors)
 
-    Site.answer = wrong  # type: ignore[method-assign]
+    Site.answer = wrong  # type: ignore[method-assign, assignment]
     height, width, channels = shape
     return HyperRepresentation(**settings).remote((height, width, channels), classes)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from fedbilevel import cli
 from fedbilevel.data import ClientData, Part
 from fedbilevel.federate import LoopbackFederation
 from fedbilevel.federate.commands import federated, registered
-from fedbilevel.federate.job import write_job
+from fedbilevel.federate.job import PLACE, Order, read_key, read_order, write_job
 from fedbilevel.federate.sitefile import write_rows
 
 
@@ -72,6 +74,13 @@ def test_a_wrong_command_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def write_defaults(kit: Path) -> None:
+    """The files of a kit that say what jobs may do in it."""
+    (kit / "local").mkdir()
+    (kit / "local" / "resources.json.default").write_text("{}")
+    (kit / "local" / "authorization.json.default").write_text('{"permissions": {}}')
+
+
 def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path) -> None:
     part = Part(np.ones((3, 2), np.float32), np.zeros(3, np.int32))
     write_rows(tmp_path / "rows.npz", ClientData(part, part))
@@ -90,10 +99,13 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
     local.admin_kit.mkdir(parents=True)
     start = local.kit("localhost") / "startup" / "sub_start.sh"
     start.parent.mkdir(parents=True)
+    (start.parent / "fed_server.json").touch()
+    write_defaults(local.kit("localhost"))
     job = "echo $$ > own; mv own pid; while :; do date > written; sleep 0.02; done"
     start.write_text(f"cd {tmp_path}\nsetsid bash -c '{job}' &\nsleep 60\n")
     with local:
         while not (tmp_path / "pid").exists():
+            assert local.processes["localhost"].poll() is None, (tmp_path / "localhost.log").read_text()
             time.sleep(0.01)
         alone = psutil.Process(int((tmp_path / "pid").read_text()))
         leader = local.processes["localhost"]
@@ -104,10 +116,35 @@ def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(t
     assert local.members(["localhost"]) == set()
 
 
+ORDER = Order(
+    spec="", run="run7", sites=["a", "b", "c"], timeout=9.0, files={}, keys={"a": "a5a5", "b": "b6b6"}, key="c7c7"
+)
+
+
 def test_a_job_carries_no_code(tmp_path: Path) -> None:
-    job = write_job(tmp_path, ["a", "b"], {"spec": ""})
+    job = write_job(tmp_path, ORDER)
     files = [file for file in job.rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".json"} and all(
         json.loads(f.read_text()) is not None for f in files
     )
-    assert json.loads((job / "meta.json").read_text())["deploy_map"]["app_site"] == ["a", "b"]
+    assert not list(job.rglob("custom")), "FLARE takes a job with such a folder for one with code"
+
+
+def test_a_job_gives_every_site_its_own_key_and_no_other(tmp_path: Path) -> None:
+    job = write_job(tmp_path, ORDER)
+    parts = json.loads((job / "meta.json").read_text())["deploy_map"]
+    assert read_order(job / "app_server" / PLACE) == ORDER
+    assert parts.pop("app_server") == ["server"] and sorted(parts.values()) == [["a"], ["b"]]
+    for app, (site,) in parts.items():
+        assert read_key(job / app / PLACE) == ORDER.keys[site]
+        text = "".join(file.read_text() for file in (job / app).rglob("*.json"))
+        assert not any(other in text for other in {"a5a5", "b6b6", "c7c7"} - {ORDER.keys[site]})
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "curve.png", "summary.json", ".lock", ""])
+def test_an_order_writes_no_file_but_those_from_which_a_run_goes_on(tmp_path: Path, name: str) -> None:
+    job = write_job(tmp_path, replace(ORDER, files={"spec.toml": "", name: ""}))
+    with pytest.raises(
+        fb.SettingsError, match=f"^the order has a file {re.escape(repr(name))}; a run goes on from"
+    ):
+        read_order(job / "app_server" / PLACE)

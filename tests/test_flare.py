@@ -24,6 +24,7 @@ import pytest
 import fedbilevel as fb
 import rogue_site
 from engine_equality import IN_PROCESS, ITERATIONS, SETTINGS, books, compare, differences, folder_of, wire
+from fedbilevel.engines.flare import verify_audit
 from fedbilevel.federate import LoopbackFederation
 from federation_kills import NAMES, Killer, federation, killed_run, same, submit
 
@@ -80,7 +81,10 @@ def test_sites_live_through_the_job_in_processes_of_their_own(
     assert len({job["server_pid"], os.getpid(), *job["pids"].values()}) == 5
     for name in NAMES:
         lines = (local.site_file(name).parent / "audit.jsonl").read_text().splitlines()
-        asked = [entry for entry in map(json.loads, lines) if entry["pid"] == job["pids"][name]]
+        written = [entry for entry in map(json.loads, lines) if entry["pid"] == job["pids"][name]]
+        asked = [entry for entry in written if entry["what"] == "step"]
+        assert [entry["what"] for entry in written if entry not in asked and entry["what"] != "begin"] == ["hello"]
+        assert verify_audit(local.site_file(name).parent / "audit.jsonl").broken is None
         assert sum(entry["round"].startswith("round ") for entry in asked) == 5 * ITERATIONS
 
 

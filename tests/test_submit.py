@@ -11,6 +11,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.federate import submit
+from fedbilevel.federate.job import PLACE, read_order
 from fedbilevel.federate.submit import Submission
 from fedbilevel.record import RunFolder
 from fedbilevel.run import Progress
@@ -27,6 +28,7 @@ class Server:
         self.made, self.outcomes, self.up = made, outcomes, up
         self.jobs: list[dict[str, Any]] = []
         self.runs: list[str] = []
+        self.keys: list[str] = []
         self.said: list[str] = []
 
     def session(self, patience: float = 0.0) -> Server:
@@ -39,10 +41,13 @@ class Server:
 
     def submit_job(self, folder: str) -> str:
         self.jobs.append(json.loads((Path(folder) / "meta.json").read_text())["deploy_map"])
-        self.runs.append(json.loads((Path(folder) / "app_server" / "custom" / "order.json").read_text())["run"])
+        order = read_order(Path(folder) / "app_server" / PLACE)
+        self.runs.append(order.run)
+        self.keys.append(order.key)
         return f"job {len(self.jobs)}"
 
     def do_app_command(self, job: str, topic: str, asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["key"] == self.keys[-1], "every command has the key of its job"
         if asked.get("farewell"):
             self.said.append(f"farewell {job}")
             return {}
@@ -97,7 +102,8 @@ def test_a_failed_job_is_followed_by_one_with_the_sites_that_are_up(made: Path, 
 
     result = submission(server, between=die).run(SPEC, tmp_path / "run", **options)
     first, second = json.loads((tmp_path / "run" / "federation.json").read_text())["jobs"]
-    assert [job["app_site"] for job in server.jobs] == [["a", "b", "c"], ["a", "b"]]
+    sites = [[site for app, (site,) in job.items() if app != "app_server"] for job in server.jobs]
+    assert sites == [["a", "b", "c"], ["a", "b"]]
     assert (first["finished"], first["reason"], first["from_iteration"]) == (False, LOST["reason"], 0)
     assert (second["finished"], second["sites"], second["from_iteration"]) == (True, ["a", "b"], 4)
     assert server.said == ["farewell job 1", "abort job 1", "farewell job 2"]
@@ -136,6 +142,12 @@ def test_all_jobs_of_a_run_have_its_name_and_no_other_run_has_it(made: Path, tmp
     go(server, tmp_path / "other")
     first, *again, other = server.runs
     assert again == [first, first] and other != first and first.isalnum()
+
+
+def test_every_job_has_a_key_of_its_own(made: Path, tmp_path: Path) -> None:
+    server = Server(made, [LOST, None], ["a", "b", "c"])
+    go(server, tmp_path / "run")
+    assert len(set(server.keys)) == 2 and all(len(bytes.fromhex(key)) == 32 for key in server.keys)
 
 
 def test_a_run_is_not_resumed_with_other_sites(made: Path, tmp_path: Path) -> None:

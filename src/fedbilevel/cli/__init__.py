@@ -16,7 +16,7 @@ from ..errors import FedBilevelError
 from ..runtime import prepare_runtime
 from .bench import bench_command
 from .data import data_app
-from .federation import federate_command, site_command
+from .federation import audit_command, federate_command, server_command, site_command
 from .runs import check_command, run_command
 from .shared import err
 from .studies import reproduce_command, theory_command, tune_command
@@ -27,6 +27,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bi
 # `fedbilevel --help` lists the commands in this order.
 app.command("run")(run_command)
 app.command("site")(site_command)
+app.command("server")(server_command)
+app.command("audit")(audit_command)
 app.command("federate")(federate_command)
 app.command("check")(check_command)
 app.command("reproduce")(reproduce_command)

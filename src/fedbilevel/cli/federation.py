@@ -1,4 +1,4 @@
-"""The commands `site` and `federate`, which take part in a real federation."""
+"""The commands of a real federation: `site` and its `audit`, `server`, and `federate`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SettingsError
+from ..engines.flare import verify_audit
+from ..errors import FedBilevelError, SettingsError
 from ..federate import load_site
-from ..federate.commands import federated, join, kit_run, need_flare, simulate_run
+from ..federate.commands import federated, join, kit_run, need_flare, serve, simulate_run
 from ..run import Observer
+from ..settings import to_mapping
 from .console import Bar
 from .outcome import show
 from .shared import Sets, err, resumable, run_folder, say
@@ -33,8 +35,39 @@ def site_command(
         if made.privacy is not None:
             limit = "no limit" if made.privacy.limit is None else f"epsilon at most {made.privacy.limit:g}"
             say(f"what the site sends is clipped and has noise {made.privacy.noise:g}; {limit}")
+        if made.policy is not None:
+            limits = ", ".join(f"{name} = {value}" for name, value in to_mapping(made.policy).items())
+            say(f"the site refuses what its policy does not allow: {limits or 'everything is allowed'}")
     if kit is not None:
-        join(site, kit)
+        join(site, kit, say)
+
+
+def audit_command(
+    file: Annotated[Path, typer.Argument(metavar="AUDIT.jsonl", help="A site's audit file.")],
+    noted: Annotated[
+        str | None, typer.Option(help="A digest that was printed before; is its line still there?")
+    ] = None,
+) -> None:
+    """Tell whether the chain of an audit file holds, and print the digest of its last line."""
+    found = verify_audit(file)
+    if found.broken is not None:
+        raise FedBilevelError(f"{file}: the chain is broken: {found.broken}")
+    if noted is not None and noted not in found.digests:
+        raise FedBilevelError(
+            f"{file}: no line has the digest {noted}; lines were removed, or all were written anew"
+        )
+    say(f"{found.lines} lines, the chain holds")
+    if found.unlinked:
+        say(f"the first {found.unlinked} are from before the chain")
+    if found.torn:
+        say("the last line is half a line, as after a crash")
+    say(f"the digest of the last whole line: {found.last}")
+    say("Note it elsewhere: lines that are removed at the end do not show in the file alone.")
+
+
+def server_command(kit: Annotated[Path, typer.Option("--kit", help="The server's kit, as provisioned.")]) -> None:
+    """Serve a federation. Sites and admins connect to this process."""
+    serve(kit, say)
 
 
 def federate_command(

@@ -7,7 +7,7 @@ cannot stream the run folder, so the process that submitted the job pulls it by 
 from __future__ import annotations
 
 import base64
-import json
+import hmac
 import os
 import threading
 import time
@@ -20,7 +20,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from ..engines.flare import Flare, Site, pack
+from ..engines.flare import Flare, pack
 from ..engines.flare.server import Delivery
 from ..errors import FedBilevelError
 from ..privacy import state_folder
@@ -28,7 +28,8 @@ from ..record import BOOKS, FILES
 from ..run import Progress, run
 from ..runtime import cache_programs, keep_memory
 from ..spec import parse
-from .job import NAME, ORDER
+from .door import Door, seal
+from .job import NAME, PLACE, read_key, read_order
 from .limits import bound_replies
 from .sitefile import load_site
 
@@ -40,7 +41,7 @@ class SiteApp:
     """A site in FLARE. If its TOML is wrong, the site does not take part and tells the server the reason."""
 
     def __init__(self) -> None:
-        self._site: Site | None = None
+        self._door: Door | None = None
         self._trouble = ""
 
     @collab.init
@@ -48,19 +49,31 @@ class SiteApp:
         """Load the site's own data and problem."""
         keep_memory()
         cache_programs()  # so that a site that was killed restarts faster
+        answer, note = self._complain, None
         try:
-            self._site = load_site(Path(os.environ[SITE_FILE])).site()
+            site = load_site(Path(os.environ[SITE_FILE])).site()
+            answer, note = site.answer, site.note
         except KeyError:
             self._trouble = "the site was not started by `fedbilevel site`"
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
+        self._door = Door(answer, read_key(_ordered()), note)
 
     @collab.publish
-    def handle(self, request: bytes) -> bytes:
-        """Answer a request."""
-        if self._site is None:
-            return pack({"kind": "error", "round": 0, "reason": self._trouble}, {})
-        return self._site.answer(request)
+    def handle(self, request: bytes, sealed: str = "") -> bytes:
+        """Answer a request, if it is the server's."""
+        assert self._door is not None, "FLARE starts an app before it calls it"
+        return self._door.ask(collab.caller, request, sealed)
+
+    def _complain(self, request: Any, caller: str) -> bytes:
+        """Tell the server why the site cannot take part."""
+        return pack({"kind": "error", "round": 0, "reason": self._trouble}, {})
+
+
+def _ordered() -> Path:
+    """The folder of this process's part of the job that has its order."""
+    job = collab.fl_ctx.get_job_id()
+    return Path(collab.workspace.get_app_dir(job)) / PLACE
 
 
 class ServerApp:
@@ -74,6 +87,7 @@ class ServerApp:
         self._pulled = threading.Event()
         self._end = False  # whether the submitter of the run wants it to end
         self._safe = 0  # the clock of the checkpoint that the submitter of the run has
+        self._key = ""  # what a command must have to be the submitter's
 
     @collab.main
     def run(self) -> None:
@@ -82,16 +96,16 @@ class ServerApp:
         cache_programs()
         context = collab.fl_ctx
         job, workspace = context.get_job_id(), collab.workspace
-        custom = Path(workspace.get_app_custom_dir(job))
         self._folder = Path(workspace.get_run_dir(job)) / NAME
-        order = json.loads((custom / ORDER).read_text())
+        order = read_order(_ordered())
         self._folder.mkdir(parents=True, exist_ok=True)
-        for name, content in order["files"].items():
+        for name, content in order.files.items():
             (self._folder / name).write_bytes(base64.b64decode(content))
+        self._key = order.key
         context.get_engine().register_app_command(NAME, self._pull)
-        spec = parse(tomllib.loads(order["spec"]))
+        spec = parse(tomllib.loads(order.spec))
 
-        limit = min(order["timeout"], spec.federation.deadline or order["timeout"])
+        limit = min(order.timeout, spec.federation.deadline or order.timeout)
         noise = spec.privacy.noise if spec.privacy.mode == "local" else None
 
         def watch(progress: Progress) -> bool:
@@ -102,17 +116,18 @@ class ServerApp:
             task = spec.task()
             self._engine = Flare(
                 task.problem,
-                order["sites"],
-                deliver,
+                order.sites,
+                partial(deliver, order.keys),
                 timeout=limit,
                 noise=noise,
-                run=order["run"],
+                run=order.run,
+                spec=spec.digest,
                 safe=lambda: self._safe,
                 max_rows=spec.federation.max_rows,
                 bound=partial(bound_replies, context.get_engine().get_cell()),
             )
             # The server keeps books of its own: the folder that came with the job may lack the last releases.
-            books = [state_folder() / "books" / f"{order['run']}.jsonl"] if spec.privacy.mode else []
+            books = [state_folder() / "books" / f"{order.run}.jsonl"] if spec.privacy.mode else []
             run(
                 spec,
                 self._folder,
@@ -133,8 +148,13 @@ class ServerApp:
             self._pulled.wait(FAREWELL)
 
     def _pull(self, topic: str, data: Any, context: Any) -> dict[str, Any]:
-        """Return what is new in the folder. The checkpoint is read first, so the history is never behind it."""
+        """Return what is new in the folder. The checkpoint is read first, so the history is never behind it.
+
+        FLARE lets every site of the job send an app command. Only the submitter of the run has the key.
+        """
         asked = data if isinstance(data, dict) else {}
+        if not hmac.compare_digest(str(asked.get("key")).encode(), self._key.encode()):
+            raise PermissionError("only the submitter of a run may ask for its files or end it")
         if asked.get("farewell"):
             self._pulled.set()
         self._end = self._end or asked.get("end") is True
@@ -162,13 +182,13 @@ class ServerApp:
         }
 
 
-def deliver(requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
-    """Send every site its request at once and wait for all of them."""
-    up = {proxy.name for proxy in collab.clients}
+def deliver(keys: Mapping[str, str], requests: Mapping[str, bytes], timeout: float, /) -> Delivery:
+    """Send every site its request at once, sealed with the site's key, and wait for all of them."""
+    up = {proxy.name for proxy in collab.clients} & keys.keys()
     replies: dict[str, Any] = {}
     failures = {site: "not in this job" for site in requests if site not in up}
     waiting = [
-        collab.get_clients([site])(blocking=False, timeout=timeout).handle(request)
+        collab.get_clients([site])(blocking=False, timeout=timeout).handle(request, seal(keys[site], request))
         for site, request in requests.items()
         if site in up
     ]

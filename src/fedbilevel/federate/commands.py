@@ -1,4 +1,4 @@
-"""The commands `site` and `federate`. FLARE is imported only when a run is submitted."""
+"""The commands `site`, `server` and `federate`. FLARE is imported only when a run is submitted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from ..errors import SettingsError
 from ..record import FEDERATION, RunFolder
 from ..run import Result
 from ..spec import Spec, load_spec
+from .kit import SERVER_CLASSES, SITE_CLASSES, close_kit
 from .loopback import LoopbackFederation, need_flare, simulated_sites
 
-__all__ = ["federated", "join", "kit_run", "need_flare", "registered", "simulate_run"]
+__all__ = ["federated", "join", "kit_run", "need_flare", "registered", "serve", "simulate_run"]
 
 Say = Callable[[str], None]
 STARTING = 300.0  # seconds for processes that this machine starts itself, however busy it is
@@ -34,15 +35,30 @@ def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
     return spec
 
 
-def join(site: Path, kit: Path) -> None:
+def join(site: Path, kit: Path, say: Say) -> None:
     """Turn this process into FLARE's client for the site; the environment tells it where the site's TOML is."""
+    _become(kit, "client", "site", SITE_CLASSES, say, {"FEDBILEVEL_SITE": str(site.resolve())})
+
+
+def serve(kit: Path, say: Say) -> None:
+    """Turn this process into FLARE's server."""
+    _become(kit, "server", "server", SERVER_CLASSES, say, {})
+
+
+def _become(
+    kit: Path, kind: str, owner: str, classes: Sequence[str], say: Say, environment: Mapping[str, str]
+) -> None:
+    """Close the kit of a site or of a server, and turn this process into what FLARE's script starts."""
     need_flare()
     start = kit / "startup" / "sub_start.sh"
-    if not start.is_file() or not (kit / "startup" / "fed_client.json").is_file():
-        raise SettingsError(f"--kit {kit} is not the kit of a site; give the folder that was provisioned for it")
+    if not start.is_file() or not (kit / "startup" / f"fed_{kind}.json").is_file():
+        raise SettingsError(
+            f"--kit {kit} is not the kit of a {owner}; give the folder that was provisioned for it"
+        )
+    for line in close_kit(kit, classes):
+        say(line)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**os.environ, "FEDBILEVEL_SITE": str(site.resolve()), "PATH": path}
-    os.execvpe("bash", ["bash", str(start), "--once"], environment)
+    os.execvpe("bash", ["bash", str(start), "--once"], {**os.environ, **environment, "PATH": path})
 
 
 def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:

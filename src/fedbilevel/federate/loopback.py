@@ -127,25 +127,10 @@ class LoopbackFederation:
 
     def start(self, name: str) -> None:
         """Start the server or a site. Its output is appended to NAME.log."""
-        environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            _MARK: str(self.kit(name)),
-        }
-        if name == SERVER:
-            command = ["bash", str(self.kit(SERVER) / "startup" / "sub_start.sh"), "--once"]
-        else:
-            kit = str(self.kit(name))
-            command = [
-                sys.executable,
-                "-m",
-                "fedbilevel",
-                "site",
-                str(self._sites[name]),
-                "--kit",
-                kit,
-                "--no-check",
-            ]
+        environment = {**os.environ, _MARK: str(self.kit(name))}
+        kit = ["--kit", str(self.kit(name))]
+        task = ["server", *kit] if name == SERVER else ["site", str(self._sites[name]), *kit, "--no-check"]
+        command = [sys.executable, "-m", "fedbilevel", *task]
         with (self._folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
@@ -221,11 +206,11 @@ class LoopbackFederation:
 
     def _settle_server(self) -> None:
         """Give the server a folder for its files; by default, all FLARE servers of a machine share one."""
-        local = self.kit(SERVER) / "local"
-        text = (local / "resources.json.default").read_text()
+        default = self.kit(SERVER) / "local" / "resources.json.default"
+        text = default.read_text()
         resources = json.loads(text.replace("/tmp/nvflare", str(self._folder / "server")))
         resources["servers"][0]["heart_beat_timeout"] = 30
-        (local / "resources.json").write_text(json.dumps(resources, indent=2))
+        default.write_text(json.dumps(resources, indent=2))
 
 
 def _project(sites: list[str], port: int) -> dict[str, Any]:

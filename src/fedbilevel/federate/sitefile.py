@@ -13,8 +13,11 @@
     [privacy]                                optional: clip what leaves the site, and add noise to it
     noise = 1.0                              see layers/_ownnoise.py
 
+    [policy]                                 optional: what the site refuses, whatever the server asks
+    smallest_batch = 32                      see engines/flare/_policy.py
+
     steps = ["my_problem"]                   modules whose client steps may be run here, beside this library's
-    audit = "audit.jsonl"                    log the server's requests, one line for each (default: no log)
+    audit = "audit.jsonl"                    log what is asked and refused, one line for each (default: no log)
 
 (TOML requires `steps` and `audit` to stand above the sections.)
 
@@ -40,7 +43,7 @@ import numpy as np
 
 from ..data import ClientData, Clients, Part, clients_from
 from ..engines import ClientStates, Engine, Loop
-from ..engines.flare import Site
+from ..engines.flare import Site, SitePolicy
 from ..errors import SettingsError, UnknownName
 from ..layers import OwnNoise, SitePrivacy
 from ..names import locate
@@ -50,7 +53,8 @@ from ..settings import from_mapping
 
 PARTS = ("lower", "upper")
 STATES = "states"  # the folder beside the TOML where the site's steps keep their state
-KEYS = ("data", "problem", "privacy", "steps", "audit")
+OPTIONAL = ("privacy", "policy")
+KEYS = ("data", "problem", *OPTIONAL, "steps", "audit")
 LARGEST = 10**7  # the largest number of inputs or classes of a model
 UNREADABLE = (  # what the readers of damaged files raise
     OSError,
@@ -72,13 +76,14 @@ UNREADABLE = (  # what the readers of damaged files raise
 
 @dataclass(frozen=True)
 class LoadedSite:
-    """What a site brings: its problem, its rows, the modules of its steps, its audit file and its privacy."""
+    """What a site brings: problem, rows, the modules of its steps, and its audit file, privacy and policy."""
 
     problem: BilevelProblem
     data: ClientData
     modules: tuple[str, ...]
     audit: Path | None
     privacy: SitePrivacy | None
+    policy: SitePolicy | None
     folder: Path
 
     def site(self) -> Site:
@@ -93,6 +98,8 @@ class LoadedSite:
             self.data,
             modules=self.modules,
             audit=self.audit,
+            policy=self.policy,
+            folder=self.folder,
             noise=None if self.privacy is None else self.privacy.noise,
             engine=engine,
             states=self.folder / STATES,
@@ -110,7 +117,7 @@ def load_site(path: Path) -> LoadedSite:
     for key in raw:
         if key not in KEYS:
             raise SettingsError(f"{key} is not a setting of a site; use {', '.join(KEYS)}")
-    for section in ("data", "problem", *(["privacy"] if "privacy" in raw else [])):
+    for section in ("data", "problem", *(name for name in OPTIONAL if name in raw)):
         if not isinstance(raw.get(section), dict):
             raise SettingsError(f"site {path} has no [{section}]")
     steps, audit = raw.get("steps", []), raw.get("audit", "audit.jsonl")
@@ -122,7 +129,8 @@ def load_site(path: Path) -> LoadedSite:
     problem, data = _problem(raw["problem"], folder), _data(raw["data"], folder)
     audit = folder / raw["audit"] if "audit" in raw else None
     privacy = from_mapping(SitePrivacy, raw["privacy"], "privacy") if "privacy" in raw else None
-    return LoadedSite(problem, data, tuple(raw.get("steps", [])), audit, privacy, folder)
+    policy = from_mapping(SitePolicy, raw["policy"], "policy") if "policy" in raw else None
+    return LoadedSite(problem, data, tuple(raw.get("steps", [])), audit, privacy, policy, folder)
 
 
 def write_rows(path: Path, data: ClientData) -> None:

@@ -25,10 +25,8 @@ from ..ledger import Ledger
 from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
-from .job import NAME, write_job
+from .job import CARRIED, CHECKPOINT, NAME, Order, write_job
 
-CHECKPOINT = "checkpoint.safetensors"
-CARRIED = ("spec.toml", "history.jsonl", CHECKPOINT, BOOKS)
 PAUSE = 0.5  # seconds between two looks at a job
 RECENT = 45.0  # A site counts as up if its last sign of life is at most this many seconds ago.
 
@@ -105,6 +103,7 @@ class Submission:
         """Submit jobs until one is finished, or until another job would not help."""
         problem = spec.task().problem
         failed = 0
+        self.say(f"the digest of the spec, by which sites may allow it: {spec.digest}")
         while True:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
@@ -137,8 +136,9 @@ class Submission:
         """Submit one job, follow it to its end, and record its outcome."""
         up = self._gather(spec.federation.needed(len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
+        key = secrets.token_hex(32)  # without it, every site could command the job
         try:
-            identity = job["job"] = self._submit(spec, folder, run, up)
+            identity = job["job"] = self._submit(spec, folder, run, up, key)
         except Exception as error:
             self.kit.drop()
             job["reason"] = f"it could not be submitted: {error}"
@@ -149,7 +149,7 @@ class Submission:
             time.sleep(PAUSE)
             self.between()
             try:
-                news = self.kit.session().do_app_command(identity, NAME, follow.asked())
+                news = self.kit.session().do_app_command(identity, NAME, follow.asked() | {"key": key})
             except Exception as error:  # it does not run yet, or it has ended, or the server is gone
                 status = self._status(identity)
                 if status is not None and status.startswith("FINISHED"):
@@ -163,7 +163,7 @@ class Submission:
             follow.take(news, job)
             heard = time.monotonic()
         with contextlib.suppress(Exception):  # this tells the job that it may end
-            self.kit.session().do_app_command(identity, NAME, {"farewell": True})
+            self.kit.session().do_app_command(identity, NAME, {"farewell": True, "key": key})
         if not job.get("finished"):
             self._abort(identity)
 
@@ -188,17 +188,19 @@ class Submission:
             )
         return up
 
-    def _submit(self, spec: Spec, folder: RunFolder, run: str, up: list[str]) -> str:
+    def _submit(self, spec: Spec, folder: RunFolder, run: str, up: list[str], key: str) -> str:
         files = {n: folder.file(n) for n in CARRIED if folder.file(n).exists()}
-        order = {
-            "spec": spec.to_toml(),
-            "run": run,
-            "sites": self.sites,
-            "timeout": self.timeout,
-            "files": {n: base64.b64encode(f.read_bytes()).decode() for n, f in files.items()},
-        }
+        order = Order(
+            spec=spec.to_toml(),
+            run=run,
+            sites=self.sites,
+            timeout=self.timeout,
+            files={n: base64.b64encode(f.read_bytes()).decode() for n, f in files.items()},
+            keys={site: secrets.token_hex(32) for site in up},
+            key=key,
+        )
         with tempfile.TemporaryDirectory() as place:
-            job = write_job(Path(place), up, order)
+            job = write_job(Path(place), order)
             return str(self.kit.session(self.patience).submit_job(str(job)))
 
     def _status(self, identity: str) -> str | None:

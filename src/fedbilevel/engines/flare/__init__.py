@@ -3,8 +3,23 @@
 Nothing here imports NVIDIA FLARE, which only carries the bytes; `fedbilevel.federate` gives it this engine.
 """
 
+from ._audit import Audit, Verdict, verify_audit
+from ._policy import SitePolicy
 from .server import Flare, RemoteClients, Transport
 from .site import Site
 from .wire import Malformed, Message, pack, unpack
 
-__all__ = ["Flare", "Malformed", "Message", "RemoteClients", "Site", "Transport", "pack", "unpack"]
+__all__ = [
+    "Audit",
+    "Flare",
+    "Malformed",
+    "Message",
+    "RemoteClients",
+    "Site",
+    "SitePolicy",
+    "Transport",
+    "Verdict",
+    "pack",
+    "unpack",
+    "verify_audit",
+]

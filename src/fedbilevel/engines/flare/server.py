@@ -68,6 +68,7 @@ class Flare:
     timeout   seconds that a site has for a step
     noise     the noise multiplier of local privacy, if it is on; every site adds this noise itself
     run       the name of the run, by which a site finds its states; a job that continues a run has the same name
+    spec      the digest of the run's spec, which a site may want to know before it takes part
     safe      returns the clock of the checkpoint from which the run would continue if the server were lost
               (default: the checkpoint that the federation has settled)
     max_rows  the most rows of a part that a site may claim; a site that claims more does not take part
@@ -83,13 +84,14 @@ class Flare:
         timeout: float = 600.0,
         noise: float | None = None,
         run: str | None = None,
+        spec: str | None = None,
         safe: Callable[[], int] | None = None,
         max_rows: int = MAX_ROWS,
         bound: Callable[[int], Any] = lambda largest: None,
     ) -> None:
         self.problem, self.sites = problem, tuple(sites)
         self.capabilities = Capabilities(states=None, local_work=False, adds_noise=noise is not None)
-        self._noise, self._run = noise, run or secrets.token_hex(8)
+        self._noise, self._run, self._spec = noise, run or secrets.token_hex(8), spec
         self._safe, self._max_rows = safe, max_rows
         self._send, self._timeout, self._bound = send, timeout, bound
         self._session, self._number = secrets.token_hex(8), 0
@@ -107,7 +109,7 @@ class Flare:
         """Begin a session with every site that is up; sites with a different problem are refused."""
         sizes = [self.problem.size_x, self.problem.size_y]
         header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
-        header |= {"sizes": sizes, "noise": self._noise}
+        header |= {"sizes": sizes, "noise": self._noise, "spec": self._spec}
         self._bound(HEADER_LIMIT)
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
         self._refused = {site: _absent(why) for site, why in delivery.failures.items()}

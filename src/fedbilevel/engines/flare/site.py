@@ -4,16 +4,15 @@ A request asks for one step by its name. Only steps of this library and of modul
 are run. The site holds the vectors that the server gave it, and asks for them again if it has lost them. The
 client's own state is in files of the site, with one folder for each run. If the server knows of a state that the
 site has lost, the site says so and starts afresh. A request that comes twice gets the same answer; a request that
-is older than the last one is refused.
+is older than the last one is refused. So is what the site's own policy does not allow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,9 @@ from .._expected import expect
 from .._replies import shown
 from .._states import ClientStates
 from ..loop import Loop
-from .wire import LIMIT, Malformed, Message, Trouble, descriptor_from_json, pack, unpack
+from ._audit import Audit
+from ._policy import Guard, SitePolicy
+from .wire import LIMIT, Malformed, Message, Trouble, descriptor_from_json, descriptor_to_json, pack, unpack
 
 
 class OwnData:
@@ -58,7 +59,9 @@ class Site:
 
     modules   the modules whose steps are allowed, beside this library's
     limit     the largest request, in bytes
-    audit     a file that gets a line for each step asked for, before it is run
+    audit     a file that gets a line for each hello, for each step before it is run, and for each refusal
+    policy    what the site refuses, whatever the server asks (default: nothing)
+    folder    has the count of requests, if the policy limits it (default: they are counted in memory only)
     noise     the multiplier of the noise that the site's engine adds, if it adds any
     engine    makes the engine for a run from the problem, the data and the store of states (default: a `Loop`)
     states    the folder of the states, with a folder for each run (default: states are in memory only)
@@ -72,11 +75,14 @@ class Site:
         modules: Sequence[str] = (),
         limit: int = LIMIT,
         audit: Path | None = None,
+        policy: SitePolicy | None = None,
+        folder: Path | None = None,
         noise: float | None = None,
         engine: MakeEngine = lambda problem, clients, states: Loop(problem, clients, states=states),
         states: Path | None = None,
     ) -> None:
-        self._audit, self._noise = audit, noise
+        self._audit, self._noise = None if audit is None else Audit(audit), noise
+        self._guard = Guard(policy or SitePolicy(), folder)
         self._problem, self._size, self._limit = problem, ClientSize(data.lower.rows, data.upper.rows), limit
         self._modules = ("fedbilevel", *modules)
         self._make, self._folder = engine, states
@@ -88,23 +94,27 @@ class Site:
         self._shelf: dict[str, tuple[int, np.ndarray]] = {}
         self._last: tuple[int, bytes] = (-1, b"")
 
-    def answer(self, request: Any) -> bytes:
+    def answer(self, request: Any, caller: str = "server") -> bytes:
         """The reply to a request. An error is also a reply, with a code and a short reason; nothing is raised."""
         with self._lock:
             number = -1
             try:
                 message = unpack(request, self._limit)
                 number = message.get("round", int)
-                return self._answer(message, number)
-            except (FedBilevelError, Malformed) as error:
-                trouble, reason = Trouble.REQUEST if isinstance(error, Malformed) else Trouble.FAILED, str(error)
+                return self._answer(message, number, caller)
+            except Malformed as error:
+                trouble, reason = Trouble.REQUEST, str(error)
+            except FedBilevelError as error:
+                trouble, reason = Trouble.FAILED, str(error)
             except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
                 trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
-            return pack({"kind": "error", "round": number, "code": trouble.value, "reason": shown(reason)}, {})
+            reason = shown(reason)
+            self.note(caller, reason, number=number)
+            return pack({"kind": "error", "round": number, "code": trouble.value, "reason": reason}, {})
 
-    def _answer(self, message: Message, number: int) -> bytes:
+    def _answer(self, message: Message, number: int, caller: str) -> bytes:
         if message.header.get("kind") == "hello":
-            return self._hello(message, number)
+            return self._hello(message, number, caller)
         if message.header.get("kind") != "step":
             raise Malformed("the request is neither a hello nor a step")
         if message.get("session", str) != self._session:
@@ -116,11 +126,19 @@ class Site:
         lost = self._shelve(message)
         if lost:  # this is not the answer yet: the server repeats the round with the lost vectors
             return pack({"kind": "lost", "round": number, "names": lost}, {})
-        self._last = number, self._work(message, number)
+        self._last = number, self._work(message, number, caller)
         return self._last[1]
 
-    def _hello(self, message: Message, number: int) -> bytes:
+    def note(self, caller: str, reason: str, **more: Any) -> None:
+        """Write a refusal into the audit file. It is a refusal also where it cannot be written."""
+        if self._audit is not None:
+            with contextlib.suppress(OSError):
+                self._audit.write(what="refused", caller=caller, **more, reason=reason)
+
+    def _hello(self, message: Message, number: int, caller: str) -> bytes:
         """Begin a new session, in which nothing is held. The numbers of parameters must be the server's."""
+        spec = message.header.get("spec")
+        self._guard.admit(spec)
         ours, theirs = [self._problem.size_x, self._problem.size_y], message.get("sizes", list)
         if ours != theirs:
             raise Malformed(
@@ -140,6 +158,9 @@ class Site:
         run, session = message.get("run", str), message.get("session", str)
         if not run.isalnum() or not run.isascii() or len(run) > 64:
             raise Malformed("the name of the run is not valid")
+        if self._audit is not None:
+            told = {"spec": spec, "noise": asked} if isinstance(spec, str | None) else {"noise": asked}
+            self._audit.write(what="hello", caller=caller, run=run, **told)
         if run != self._run:
             self._engine.close()
             self._run, (self._engine, self._states) = run, self._opened(run)
@@ -163,13 +184,13 @@ class Site:
                 self._shelf[name] = version, sent
         return [name for name, version in versions.items() if self._shelf.get(name, (None,))[0] != version]
 
-    def _work(self, message: Message, number: int) -> bytes:
+    def _work(self, message: Message, number: int, caller: str) -> bytes:
         call = self._call(message, message.get("held", dict))
+        self._guard.permit(call, {**call.arrays, **call.constants, **call.rows}, self._size)
         if self._audit is not None:
-            asked = {"time": time.time(), "pid": os.getpid(), "number": number, "round": str(call.address)}
-            asked |= {"step": call.step.name, "down": list(message.vectors)}
-            with self._audit.open("a") as stream:
-                stream.write(json.dumps(asked) + "\n")
+            samples = {name: descriptor_to_json(sample) for name, sample in call.samples.items()}
+            asked = {"number": number, "round": str(call.address), "step": call.step.name, "samples": samples}
+            self._audit.write(what="step", caller=caller, **asked, down=list(message.vectors))
         forgot = self._forgot(call, message.header.get("kept"))
         (replies,) = self._engine.replies(call)
         fields = {name: value for name, value in replies.reply._asdict().items() if value is not None}
