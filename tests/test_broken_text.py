@@ -8,6 +8,7 @@ import pytest
 
 from commands import QUADRATIC, Command, one_line, sets
 from fedbilevel import SettingsError, load_spec
+from fedbilevel.federate import load_site
 
 LONG = "x" * 5000  # No file system has names of this length.
 DIGITS = "9" * 5000  # Python refuses to read a number of so many digits.
@@ -71,20 +72,40 @@ def test_a_number_that_python_cannot_print_is_refused_in_the_library_too() -> No
         load_spec("demo", {"seed": 16**5000})
 
 
-@pytest.mark.parametrize(("name", "reason"), [(LONG, "File name too long"), ("a\0b", "NUL")])
-def test_a_path_that_no_system_takes_is_named_with_the_reason(
-    command: Command, tmp_path: Path, name: str, reason: str
-) -> None:
-    path = tmp_path / name
-    out = ("--out", tmp_path / "run")
-    one_line(command("run", path, *out), 2, "spec ", "cannot be read", reason)
-    one_line(command("run", *sets(*QUADRATIC), *out, "--chaos", path), 2, "--chaos ", "cannot be read", reason)
-    one_line(command("site", path), 2, "site ", "cannot be read", reason)
-    one_line(command("theory", path), 2, "spec ", "cannot be read", reason)
-    one_line(command("data", "show", path), 2, "spec ", "cannot be read", reason)
-    one_line(command("tune", path, "--grid", "algorithm.N=1", *out), 2, "spec ", "cannot be read", reason)
+def test_a_file_whose_path_is_too_long_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+    path, out = tmp_path / LONG, ("--out", tmp_path / "run")
+    for who, outcome in {
+        "spec": command("run", path, *out),
+        "--chaos": command("run", *sets(*QUADRATIC), *out, "--chaos", path),
+        "site": command("site", path),
+        "spec ": command("theory", path),
+        "spec  ": command("data", "show", path),
+        "spec   ": command("tune", path, "--grid", "algorithm.N=1", *out),
+    }.items():
+        one_line(outcome, 2, f"{who.strip()} {path} cannot be read: File name too long; give")
     picture = command("data", "show", *sets("data.name=digits"), "--picture", path)
     assert picture.code == 2 and "--picture" in picture.err and picture.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_path_with_a_nul_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+    """Typer reads most paths and refuses a NUL itself, as a wrong use. A spec may also be a name."""
+    path, out = tmp_path / "a\0b", ("--out", tmp_path / "run")
+    for outcome in (
+        command("run", path, *out),
+        command("run", *sets(*QUADRATIC), *out, "--chaos", path),
+        command("run", *sets(*QUADRATIC), "--out", path),
+        command("site", path),
+        command("federate", "--out", path, "--simulate-sites", 1),
+        command("theory", path),
+        command("data", "show", path),
+        command("data", "show", *sets("data.name=digits"), "--picture", path),
+        command("tune", path, "--grid", "algorithm.N=1", *out),
+    ):
+        assert outcome.code == 2 and "embedded null byte" in outcome.err and "Traceback" not in outcome.err
+    for read in (load_spec, load_site):
+        with pytest.raises(SettingsError, match="cannot be read: no file has such a name"):
+            read(path)
     assert not (tmp_path / "run").exists()
 
 

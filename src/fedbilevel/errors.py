@@ -16,6 +16,23 @@ FedBilevelError            everything this library raises on purpose
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+LONGEST = 300  # characters of a value or a reason in a message
+
+
+def one_line(text: str) -> str:
+    """The text in one line of limited length, to stand within an error message."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, to stand within an error message."""
+    try:
+        return one_line(repr(value))
+    except (ValueError, RecursionError):  # a number of too many digits; tables in tables
+        return f"(a value of type {type(value).__name__}, too large to be shown)"
 
 
 class FedBilevelError(Exception):
@@ -34,7 +51,7 @@ class UnknownName(SettingsError):
     """A name that is not in its table of names."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"{what} {name!r} is unknown; use one of: {', '.join(sorted(known))}")
+        super().__init__(f"{what} {shown(name)} is unknown; use one of: {', '.join(sorted(known))}")
 
 
 class CorruptData(SettingsError):

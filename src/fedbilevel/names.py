@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import SettingsError, UnknownName
+from .errors import SettingsError, UnknownName, one_line, shown
 
 T = TypeVar("T")
 PYTHON = "python"  # the name with which a spec gives an address instead
@@ -70,7 +70,7 @@ def lacking(table: Names[Any], cls: type[Any]) -> list[str]:
 def locate(address: Any, where: str, folder: Path | None = None) -> Any:
     """The object at `module:attribute`. The module may be in `folder` (default: the working folder)."""
     if not isinstance(address, str):
-        raise SettingsError(f"{where} = {address!r} is wrong: write module:attribute")
+        raise SettingsError(f"{where} = {shown(address)} is wrong: write module:attribute")
     module, _, name = address.partition(":")
     place = str((folder or Path.cwd()).resolve())
     if place not in sys.path:
@@ -81,10 +81,11 @@ def locate(address: Any, where: str, folder: Path | None = None) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"{where} = {address!r} is wrong: {error}; write module:attribute, of a module that can be imported"
+            f"{where} = {shown(address)} is wrong: {one_line(str(error))}; "
+            "write module:attribute, of a module that can be imported"
         ) from None
     if not callable(found):
-        raise SettingsError(f"{where} = {address!r} is wrong: it is not a function or a class")
+        raise SettingsError(f"{where} = {shown(address)} is wrong: it is not a function or a class")
     return found
 
 

@@ -55,7 +55,6 @@ def tune_command(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
 ) -> None:
     """Run a grid of settings and write the best as a spec."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
     out.print(study_table("Grid, best first", rows))
     say(f"best settings: {folder / 'best.toml'}")

@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TimeElapsedColumn
 
-from ..errors import CorruptData, DataUnavailable, SettingsError
+from ..errors import CorruptData, DataUnavailable, SettingsError, one_line
 from ._catalogue import Entry, find
 from ._origins import Source
 
@@ -129,9 +129,3 @@ def _progress() -> Progress:
 
 def _reason(error: Exception) -> str:
     return one_line(str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
-
-
-def one_line(text: str) -> str:
-    """The text in one line of limited length, to stand within an error message."""
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SettingsError
+from ..errors import SettingsError, one_line
 from ..names import locate
 from ._agreement import agreed
-from ._cache import contents, one_line
+from ._cache import contents
 from ._catalogue import Entry, find
 from ._dataset import Dataset, NormalRows
 

@@ -24,7 +24,6 @@ Paths, and modules that are not installed, are looked up in the folder of the TO
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from ..layers import OwnNoise, SitePrivacy
 from ..names import locate
 from ..problem import BilevelProblem, Problem
 from ..problems import PROBLEMS
+from ..reading import Unreadable, read_toml
 from ..settings import from_mapping
 
 PARTS = ("lower", "upper")
@@ -80,11 +80,9 @@ class LoadedSite:
 def load_site(path: Path) -> LoadedSite:
     """Read a site's TOML, and the data and the problem that it names."""
     try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise SettingsError(f"site {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"site {path} is not TOML: {error}") from None
+        raw = read_toml(path)
+    except Unreadable as error:
+        raise SettingsError(f"site {path} {error}; give the TOML file of a site, as in docs/federate.md") from None
     for key in raw:
         if key not in KEYS:
             raise SettingsError(f"{key} is not a setting of a site; use {', '.join(KEYS)}")

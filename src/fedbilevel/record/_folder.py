@@ -23,13 +23,13 @@ import hashlib
 import json
 import os
 import shutil
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, final
 
 from ..errors import CheckpointError, RunFolderError, StorageError
 from ..files import write_whole
+from ..reading import Unreadable, read_toml
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
 from ._plan import Plan
@@ -240,11 +240,9 @@ class RunFolder:
         """Raise if the settings differ from those that the run was started with; only `stop` may change."""
         path = self.file("spec.toml")
         try:
-            written = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({error}); put it back, or --overwrite to start again"
-            ) from None
+            written = read_toml(path)
+        except Unreadable as error:
+            raise RunFolderError(f"{path} {error}; put it back, or --overwrite to start again") from None
         change = plan.change_since(written)
         if change is not None:
             raise RunFolderError(
