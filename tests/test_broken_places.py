@@ -49,7 +49,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("work was begun whose results could not be written")
 
-    monkeypatch.setattr(fedbilevel.bench.subprocess, "run", work)
+    monkeypatch.setattr(subprocess, "run", work)
     monkeypatch.setattr(fedbilevel.studies.runner, "_start", work)
     monkeypatch.setattr(fedbilevel.studies.theory, "estimator_study", work)
 
@@ -92,7 +92,7 @@ def test_a_full_disk_at_the_end_is_one_line(
     row |= {f"{name}_s": None for name in ("floor", "torch_func", "torch_loop")} | {"ours_s": 1.0}
     row |= {"torch_loop_over_ours": None, "torch_func_over_ours": None}
     measured = subprocess.CompletedProcess([], 0, stdout=json.dumps(row))
-    monkeypatch.setattr(fedbilevel.bench.subprocess, "run", lambda *_, **__: measured)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: measured)
     (tmp_path / "bench.json").symlink_to("/dev/full")
     outcome = command("bench", "--out", tmp_path)
     assert outcome.code == 1
@@ -145,7 +145,7 @@ def test_a_new_folder_is_written_down_in_the_folder_above(tmp_path: Path, monkey
     sync = os.fsync
 
     def noted(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)

@@ -38,11 +38,18 @@ def join(site: Path, kit: Path) -> None:
     """Turn this process into FLARE's client for the site; the environment tells it where the site's TOML is."""
     need_flare()
     start = kit / "startup" / "sub_start.sh"
-    if not start.is_file() or not (kit / "startup" / "fed_client.json").is_file():
+    if not _is_file(start) or not _is_file(kit / "startup" / "fed_client.json"):
         raise SettingsError(f"--kit {kit} is not the kit of a site; give the folder that was provisioned for it")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "FEDBILEVEL_SITE": str(site.resolve()), "PATH": path}
     os.execvpe("bash", ["bash", str(start), "--once"], environment)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a path that is too long
+        return False
 
 
 def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:

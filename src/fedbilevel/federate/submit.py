@@ -23,6 +23,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..federation import needed
 from ..ledger import Ledger
+from ..reading import Unreadable, read_json
 from ..record import FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
@@ -39,8 +40,10 @@ class Kit:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._user = json.loads((folder / "startup" / "fed_admin.json").read_text())["admin"]["username"]
-        except (OSError, ValueError, KeyError):
+            self._user = read_json(folder / "startup" / "fed_admin.json")["admin"]["username"]
+            if not isinstance(self._user, str):
+                raise TypeError
+        except (Unreadable, LookupError, TypeError):
             raise SettingsError(
                 f"--kit {folder} is not the kit of an admin; give the folder that `nvflare provision` made for one"
             ) from None

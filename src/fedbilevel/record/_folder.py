@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from ..errors import CheckpointError, RunFolderError, StorageError
-from ..files import write_whole
+from ..files import check_place, make_folder, rename, write_whole
 from ..reading import Unreadable, read_toml
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
@@ -68,13 +68,12 @@ class RunFolder:
         Raises `RunFolderError` if the folder holds something other than a run, holds a run and neither `resume`
         nor `overwrite` is set, or is in use by another process.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderError(f"--out {self.path} is a file; name a folder")
+        check_place(self.path, "--out")
         if self._used() and not self.file("spec.toml").exists():
             raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
         checkpoint = None
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self._take()
             if self._used() and resume:
                 self._check_unchanged(plan)
@@ -203,12 +202,12 @@ class RunFolder:
                 os.fsync(stream.fileno())  # the checkpoint vouches for these lines
             newest, second, third = map(self.file, CHECKPOINTS)
             if second.exists():
-                second.replace(third)
+                rename(second, third)
             if newest.exists():
                 spare = self.file(f".{second.name}.tmp")
                 spare.unlink(missing_ok=True)
                 spare.hardlink_to(newest)
-                spare.replace(second)
+                rename(spare, second)
             self._write(newest.name, content)
         except OSError as error:
             raise self._failed("checkpoint.safetensors", error) from None

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from ..errors import SettingsError, one_line, shown
+from ..files import results_folder
 from ..report import markdown_table
 from ..spec import load_spec, parse_value
 from .runner import Runs, run_all
@@ -46,7 +47,7 @@ def tune(
         return [load_spec(spec, [*sets, *texts, f"seed={seed}"]) for seed in range(seeds)]
 
     specs = [specs_of(point) for point in points]
-    out.mkdir(parents=True, exist_ok=True)
+    results_folder(out, "--out")
     run_all([s for group in specs for s in group], runs, jobs=jobs, console=console)
     rows = []
     for point, group in zip(points, specs, strict=True):
