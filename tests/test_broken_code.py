@@ -148,7 +148,7 @@ def test_the_line_names_the_place_in_the_users_own_file(tmp_path: Path) -> None:
     name = module(tmp_path, SITE.replace("return fb", "\n    return 1 / 0, fb"))
     (tmp_path / "site.toml").write_text(f"[data]\npython = '{name}:load'\n[problem]\npython = '{name}:make'\n")
     with pytest.raises(
-        SettingsError, match=rf"ZeroDivisionError: division by zero \({name}\.py, line 7\)"
+        SettingsError, match=rf"ZeroDivisionError: division by zero; correct it \({name}\.py, line 7\)"
     ) as error:
         load_site(tmp_path / "site.toml")
     assert isinstance(error.value.__cause__, ZeroDivisionError), "the library keeps the traceback"

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from .errors import SettingsError, one_line, shown
-from .names import PYTHON, Names, address_of, lacking, locate
+from .names import PYTHON, Names, address_of, lacking, locate, users_code
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
@@ -97,11 +97,14 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
         if not isinstance(name, str):
             raise SettingsError(f"{where}.name = {shown(name)} is wrong: use one of: {', '.join(sorted(table))}")
         address, cls = name, table[name]
+    if not isinstance(cls, type):
+        raise SettingsError(f"{where} = {shown(address)} is wrong: it is not a class; name a settings class")
     if missing := lacking(table, cls):
         raise SettingsError(
             f"{where} = {shown(address)} is wrong: it lacks {', '.join(missing)}, which all {table.kind} have"
         )
-    return from_mapping(cls, values, where)
+    with users_code(f"{where} = {shown(address)} is wrong: making it raises "):
+        return from_mapping(cls, values, where)
 
 
 def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[str, Any]:

@@ -35,9 +35,9 @@ import numpy as np
 from ..data import ClientData, Clients, Part, clients_from
 from ..engines import ClientStates, Engine, Loop
 from ..engines.flare import Site
-from ..errors import SettingsError, UnknownName
+from ..errors import SettingsError, UnknownName, shown
 from ..layers import OwnNoise, SitePrivacy
-from ..names import locate
+from ..names import locate, users_code
 from ..problem import BilevelProblem, Problem
 from ..problems import PROBLEMS
 from ..reading import Unreadable, read_toml
@@ -111,9 +111,14 @@ def write_rows(path: Path, data: ClientData) -> None:
 def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     values = dict(section)
     if "python" in values:
-        made = locate(str(values.pop("python")), "problem.python", folder)(**values)
+        address = values.pop("python")
+        function = locate(address, "problem.python", folder)
+        with users_code(f"problem.python = {shown(address)} is wrong: it raises "):
+            made = function(**values)
         if not isinstance(made, Problem):
-            raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__}, not a Problem")
+            raise SettingsError(
+                f"problem.python = {shown(address)} is wrong: it returns {type(made).__name__}; return a Problem"
+            )
         return made
     name = values.pop("name", None)
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
@@ -194,7 +199,9 @@ def _csv(
 
 
 def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
-    made = locate(value, "data.python", folder)(**arguments)
+    function = locate(value, "data.python", folder)
+    with users_code(f"data.python = {shown(value)} is wrong: it raises "):
+        made = function(**arguments)
     data = made if isinstance(made, ClientData) else clients_from([made]).load(0)
     return jax.tree.map(_narrow, data)
 

@@ -13,7 +13,7 @@ from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by
 from ..data import Clients
 from ..engines import ENGINES, Engine, SimulationSettings
 from ..errors import SettingsError
-from ..names import Names
+from ..names import Names, users_code
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy
 from ..problem import BilevelProblem
@@ -58,7 +58,8 @@ class FederationSettings:
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """Build the chosen engine for these clients."""
         try:
-            engine: Engine = self.engine.build(problem, clients)
+            with users_code("build raises "):
+                engine: Engine = self.engine.build(problem, clients)
         except SettingsError as error:
             raise SettingsError(f"federation.engine.{error}") from None
         return engine
