@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LOCK = ROOT / "requirements.txt"
+LOCKS = {name: ROOT / "requirements" / f"{name}.txt" for name in ("build", "dev")}
 PIN = re.compile(r"^([a-z0-9.-]+)(?:\[[a-z,]+\])?==[^ ;]+( ; [^\\]+)?( --hash=sha256:[0-9a-f]{64})+$")
 
 
-def locked() -> dict[str, str]:
-    """The lines of the lock, without comments, by the name of the package."""
-    text = re.sub(r"(?m)^ *#.*\n", "", LOCK.read_text())
+def locked(name: str) -> dict[str, str]:
+    """The lines of a lock, without comments, by the name of the package."""
+    text = re.sub(r"(?m)^ *#.*\n", "", LOCKS[name].read_text())
     lines = [" ".join(line.split()) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
     return {line.partition("==")[0].partition("[")[0]: line for line in lines}
 
@@ -28,9 +28,10 @@ def asked(requirements: list[str]) -> set[str]:
 
 
 def test_every_line_is_one_version_with_hashes_and_nothing_else() -> None:
-    lines = locked().values()
-    assert len(lines) > 50
-    assert [line for line in lines if not PIN.match(line)] == [], "no address, no path, no option, no range"
+    for name in LOCKS:
+        lines = locked(name).values()
+        assert lines and [line for line in lines if not PIN.match(line)] == [], "no address, no path, no range"
+    assert locked("build").items() <= locked("dev").items(), "what builds is the same in both"
 
 
 def test_the_lock_has_everything_that_the_packages_ask_for_and_what_builds_them() -> None:
@@ -42,23 +43,25 @@ def test_the_lock_has_everything_that_the_packages_ask_for_and_what_builds_them(
         wanted |= asked(extras[name])
     for each in (project, example):
         wanted |= asked(each["build-system"]["requires"])
-    lines = (ROOT / "requirements-build.in").read_text().splitlines()
-    wanted |= asked([line for line in lines if not line.startswith("#")])
-    assert wanted - {"fedbilevel"} <= locked().keys()
+    lines = (ROOT / "requirements" / "build.in").read_text().splitlines()
+    builds = asked([line for line in lines if not line.startswith("#")])
+    assert builds <= locked("build").keys()
+    assert wanted - {"fedbilevel"} <= locked("dev").keys()
 
 
 def test_what_ci_runs_is_installed_by_its_hashes_only() -> None:
     makefile = (ROOT / "Makefile").read_text()
     installs = [line for line in makefile.replace("\\\n", " ").splitlines() if "pip install" in line]
-    assert len(installs) == 2
-    assert "--require-hashes" in installs[0] and "--requirement requirements.txt" in installs[0]
-    assert all(word in installs[1] for word in ("--no-deps", "--no-build-isolation", "--no-index"))
+    hashed = ["--require-hashes --only-binary :all: --requirement requirements/build.txt"]
+    hashed += ["--require-hashes --no-build-isolation --requirement requirements/dev.txt"]
+    assert all(words in line for words, line in zip([*hashed, "--no-deps"], installs, strict=True))
+    assert "--no-deps --no-build-isolation --no-index" in installs[2]
     assert "pip install" not in (ROOT / ".ci" / "run").read_text(), "CI uses the Makefile"
 
 
 @pytest.mark.slow
 def test_another_file_under_the_name_of_a_pinned_version_is_refused(tmp_path: Path) -> None:
-    line = locked()["tomli-w"]
+    line = locked("dev")["tomli-w"]
     version = line.split()[0].partition("==")[2]
     info = f"tomli_w-{version}.dist-info"
     with zipfile.ZipFile(tmp_path / f"tomli_w-{version}-py3-none-any.whl", "w") as wheel:
