@@ -116,7 +116,7 @@ def test_a_damaged_environment_is_named(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"environment\.json is not as it was written \("):
             RunFolder(tmp_path).environment()
     (tmp_path / "environment.json").unlink()
-    with pytest.raises(CheckpointError, match=r"environment\.json is not as it was written \(cannot be read"):
+    with pytest.raises(CheckpointError, match=r"environment\.json is not as it was written \(it cannot be read"):
         RunFolder(tmp_path).environment()
 
 

@@ -6,7 +6,7 @@ FedBilevelError            everything this library raises on purpose
 │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
 │   └── RunFolderError     the output folder holds another run, or is in use       (exit code 2)
 ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
-├── CheckpointError        a checkpoint or history that is not as it was written   (exit code 1)
+├── CheckpointError        a file of a run that is not as it was written           (exit code 1)
 ├── StorageError           the run folder could not be written                     (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
@@ -67,7 +67,7 @@ class DataUnavailable(FedBilevelError):
 
 
 class CheckpointError(FedBilevelError):
-    """A checkpoint or a history that is not as it was written, or that belongs to another run."""
+    """A file of a run, such as a checkpoint, that is not as it was written, or belongs to another run."""
 
 
 class StorageError(FedBilevelError):

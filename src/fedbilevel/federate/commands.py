@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..record import FEDERATION, RunFolder
+from ..record import RunFolder
 from ..run import Result
 from ..spec import Spec, load_spec
 from .loopback import LoopbackFederation, need_flare, simulated_sites
@@ -54,11 +53,10 @@ def _is_file(path: Path) -> bool:
 
 def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:
     """The sites of a run: those named, those of the run that is resumed, or else those that are up."""
-    record = RunFolder(out).file(FEDERATION)
     if names:
         return sorted(names)
-    if resume and record.exists():
-        return list(json.loads(record.read_text())["sites"])
+    if resume and (record := RunFolder(out).federation()) is not None:
+        return list(record["sites"])
     sites = up()
     if not sites:
         raise SettingsError("no site is up; start them with `fedbilevel site`, or name them with --sites")

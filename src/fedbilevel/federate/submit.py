@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import json
 import secrets
 import tempfile
 import time
@@ -94,11 +93,10 @@ class Submission:
     ) -> Result:
         """Run a spec into a folder on this machine, or continue the run that is there."""
         folder = RunFolder(out)
-        record: dict[str, Any] = {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
-        if resume and folder.file(FEDERATION).exists():
-            record = json.loads(folder.file(FEDERATION).read_text())
-            if record["sites"] != self.sites:
-                raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
+        written = folder.federation() if resume else None
+        record = written or {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
+        if record["sites"] != self.sites:
+            raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
         folder.open(spec.plan, resume=resume, overwrite=overwrite)
         with contextlib.closing(folder):
             return self._jobs(spec, folder, record, observers)
