@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# One version of each package for all Pythons and platforms where that is possible, so that others install what was tested.
+RESOLVE = $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
+	--generate-hashes --no-config --default-index https://pypi.org/simple --custom-compile-command "make lock"
+PIP := --quiet --disable-pip-version-check
 # Two workers; the tests of a file stay together, as they share what they set up.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast check lint coverage bench clean
+.PHONY: demo test test-fast check lint coverage bench lock clean
 
 demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
@@ -29,12 +33,19 @@ coverage: $(READY)
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench
 
+lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA-256 of all of their files
+	$(RESOLVE) --extra dev pyproject.toml requirements/build.in --output-file requirements/dev.txt
+	$(RESOLVE) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
+
 clean:
 	rm -rf .venv runs
 
-$(READY): pyproject.toml examples/momentum/pyproject.toml
+$(READY): pyproject.toml examples/momentum/pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable examples/momentum
+	$(BIN)/python -m pip install $(PIP) --require-hashes --only-binary :all: --requirement requirements/build.txt
+	$(BIN)/python -m pip install $(PIP) --require-hashes --no-build-isolation --requirement requirements/dev.txt
+	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --no-index --editable . --editable examples/momentum
+	$(BIN)/python -m pip check
 	@touch $@

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from commands import Command, Outcome
+from fedbilevel import cli
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
@@ -81,3 +84,19 @@ def namespace() -> None:
     if not can_unshare():
         told = "Ray's tests need Linux namespaces: unshare -r -n and ip"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(told)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`command("run", ...)` is `fedbilevel run ...` in this process."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return Outcome(code if isinstance(code, int) else int(code is not None), *capsys.readouterr())
+
+    return call

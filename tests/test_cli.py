@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 import socket
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from fedbilevel import cli, load_spec, run
+from commands import DIGITS, QUADRATIC, SMALL, TEN, Command, contents, one_line, sets
+from fedbilevel import load_spec, run
 from fedbilevel.cli import runs
 from fedbilevel.cli.console import scalars
 from fedbilevel.cli.outcome import beside_the_paper
@@ -21,67 +20,12 @@ from fedbilevel.data._catalogue import Entry
 from fedbilevel.data._origins import Npm, Web
 from fedbilevel.record import FILES, LOCK
 
-SMALL = (
-    "algorithm.lower_steps=1",
-    "algorithm.upper_steps=1",
-    "algorithm.estimator=summed",
-    "evaluate.clients=2",
-    "stop.rounds=10",
-)
-TEN = ("data.clients=10", "data.partition=iid", "problem.hidden=4", "algorithm.participation=3")
-DIGITS = ("data.name=digits", *TEN, *SMALL)
-QUADRATIC = ("problem.name=quadratic", "data.clients=4", "algorithm.participation=1.0", *SMALL)
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`command("run", ...)` is `fedbilevel run ...` in this process."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        return Outcome(code if isinstance(code, int) else int(code is not None), *capsys.readouterr())
-
-    return call
-
 
 def mnist() -> Entry:
     """The entry of MNIST in the table of data sets."""
     entry = DATASETS["mnist"]
     assert isinstance(entry, Entry)
     return entry
-
-
-def sets(*settings: str) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
-
-
-def one_line(outcome: Outcome, code: int, *parts: str) -> None:
-    """The error is one line that has these parts, and nothing else was printed."""
-    assert outcome.code == code, outcome
-    assert outcome.err.startswith("error: ")
-    assert outcome.err.count("\n") == 1
-    assert outcome.err.endswith("\n")
-    assert outcome.out == ""
-    for part in parts:
-        assert part in outcome.err
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_the_preset_of_sites_is_the_demo_with_its_number_of_lower_steps_on_all_s
 
 
 def test_a_resumed_run_keeps_its_sites_also_when_one_is_down(tmp_path: Path) -> None:
-    (tmp_path / "federation.json").write_text(json.dumps({"sites": ["a", "b", "c"], "jobs": []}))
+    (tmp_path / "federation.json").write_text(json.dumps({"run": "r", "sites": ["a", "b", "c"], "jobs": []}))
     assert registered(tmp_path, None, True, lambda: ["a", "c"]) == ["a", "b", "c"]
     assert registered(tmp_path, None, False, lambda: ["a", "c"]) == ["a", "c"]
     assert registered(tmp_path, ["d", "b"], True, lambda: []) == ["b", "d"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedbilevel.record import summarise
 from fedbilevel.report import Points, draw_points
 from fedbilevel.studies import Runs, load_study, reproduce
 from fedbilevel.studies.study import Study, StudyRun
@@ -30,7 +31,8 @@ def finished(runs: Runs, run: StudyRun, accuracy: float, **more: Any) -> None:
         "test_accuracy": accuracy,
     }
     folder.write_history([record])
-    folder.write_json("summary.json", {"ledger": {}, **more})
+    books: dict[str, Any] = {"steps": {}, "probes": {}, "rejected": {}}
+    folder.write_json("summary.json", summarise([record], books, **more))
     folder.write_json("environment.json", {"revision": "abc"})
 
 

@@ -91,7 +91,8 @@ def test_a_failure_without_a_word_does_not_end_the_run(monkeypatch: pytest.Monke
     class Queue(dict[str, bytes]):
         failures: ClassVar = {"a": ValueError()}
 
-    proxy = SimpleNamespace(handle=lambda request: Queue())
+    proxy = SimpleNamespace(handle=lambda request, sealed: Queue())
     clients = SimpleNamespace(clients=[SimpleNamespace(name="a")], get_clients=lambda names: lambda **_: proxy)
     monkeypatch.setattr(app, "collab", clients)
-    assert app.deliver({"a": b"", "b": b""}, 5.0).failures == {"a": "ValueError", "b": "not in this job"}
+    keys = {"a": "key", "b": "another"}
+    assert app.deliver(keys, {"a": b"", "b": b""}, 5.0).failures == {"a": "ValueError", "b": "not in this job"}

@@ -52,6 +52,7 @@ ROOMS = [
     "settings",
     "names",
     "files",
+    "reading",
     "processes",
     "rng",
     "runtime",

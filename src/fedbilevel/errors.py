@@ -6,7 +6,7 @@ FedBilevelError            everything this library raises on purpose
 │   ├── CorruptData        a cached or downloaded file that is not what it should be (exit code 2)
 │   └── RunFolderError     the output folder holds another run, or is in use       (exit code 2)
 ├── DataUnavailable        no source for a data set could be reached               (exit code 1)
-├── CheckpointError        a checkpoint or history that is not as it was written   (exit code 1)
+├── CheckpointError        a file of a run that is not as it was written           (exit code 1)
 ├── StorageError           the run folder could not be written                     (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
@@ -16,6 +16,24 @@ FedBilevelError            everything this library raises on purpose
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+LONGEST = 300  # characters of a value or a reason in a message
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """A text of any origin as one line of limited length without control characters, for a file or a terminal."""
+    start = text[: 4 * longest]
+    line = " ".join("".join(c if c.isprintable() else " " for c in start).split())
+    return line if len(line) <= longest and len(start) == len(text) else f"{line[: longest - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, to stand within an error message."""
+    try:
+        return one_line(repr(value))
+    except (ValueError, RecursionError):  # a number of too many digits; tables in tables
+        return f"(a value of type {type(value).__name__}, too large to be shown)"
 
 
 class FedBilevelError(Exception):
@@ -34,7 +52,7 @@ class UnknownName(SettingsError):
     """A name that is not in its table of names."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"{what} {name!r} is unknown; use one of: {', '.join(sorted(known))}")
+        super().__init__(f"{what} {shown(name)} is unknown; use one of: {', '.join(sorted(known))}")
 
 
 class CorruptData(SettingsError):
@@ -50,7 +68,7 @@ class DataUnavailable(FedBilevelError):
 
 
 class CheckpointError(FedBilevelError):
-    """A checkpoint or a history that is not as it was written, or that belongs to another run."""
+    """A file of a run, such as a checkpoint, that is not as it was written, or belongs to another run."""
 
 
 class StorageError(FedBilevelError):

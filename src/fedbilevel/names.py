@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import SettingsError, UnknownName
+from .errors import FedBilevelError, SettingsError, UnknownName, one_line, shown
 
 T = TypeVar("T")
 PYTHON = "python"  # the name with which a spec gives an address instead
@@ -39,13 +42,9 @@ class Names(Mapping[str, T]):
         added = self._added().get(name)
         if added is None:
             raise UnknownName(f"{self.where} =", name, [*self, PYTHON])
-        try:
+        wrong = f"{self.where} = {name!r} is wrong"
+        with users_code(f"{wrong}: the package that adds it fails to load {added.value} (", ")"):
             made: T = added.load()
-        except Exception as error:
-            raise SettingsError(
-                f"{self.where} = {name!r} is wrong: the package that adds it fails to load {added.value} "
-                f"({type(error).__name__}: {error})"
-            ) from error
         return made
 
     def __iter__(self) -> Iterator[str]:
@@ -70,22 +69,54 @@ def lacking(table: Names[Any], cls: type[Any]) -> list[str]:
 def locate(address: Any, where: str, folder: Path | None = None) -> Any:
     """The object at `module:attribute`. The module may be in `folder` (default: the working folder)."""
     if not isinstance(address, str):
-        raise SettingsError(f"{where} = {address!r} is wrong: write module:attribute")
+        raise SettingsError(f"{where} = {shown(address)} is wrong: write module:attribute")
     module, _, name = address.partition(":")
+    wrong = f"{where} = {shown(address)} is wrong"
     place = str((folder or Path.cwd()).resolve())
     if place not in sys.path:
         sys.path.append(place)
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # a relative module is a TypeError
-        raise SettingsError(
-            f"{where} = {address!r} is wrong: {error}; write module:attribute, of a module that can be imported"
-        ) from None
+        with users_code(f"{wrong}: its module cannot be imported (", ")"):
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+    except SettingsError as error:
+        cause = error.__cause__
+        absent = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
+        if absent or not module or (isinstance(cause, AttributeError) and module in sys.modules):
+            raise SettingsError(
+                f"{wrong}: {one_line(str(cause))}; write module:attribute, of a module that can be imported"
+            ) from None
+        raise
     if not callable(found):
-        raise SettingsError(f"{where} = {address!r} is wrong: it is not a function or a class")
+        raise SettingsError(f"{wrong}: it is not a function or a class; name one")
     return found
+
+
+@contextmanager
+def users_code(before: str, after: str = "") -> Iterator[None]:
+    """Turn whatever the code of others raises into a `SettingsError`, and name the place in that code.
+
+    before, after   what the message says around the error: the field, its value, and what was called
+
+    Errors of this library and interrupts are left as they are, and so is a lack of memory, which a run reports.
+    """
+    try:
+        yield
+    except (FedBilevelError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # also SystemExit, which would end the process without a word
+        told = one_line(f"{type(error).__name__}: {error}")
+        raise SettingsError(f"{before}{told}{after}; correct it{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's own files that led to an error, as in " (my_problem.py, line 7)"."""
+    installed = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(installed)]
+    if not own or isinstance(error, SyntaxError):  # the message of a SyntaxError has its place
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
 def address_of(thing: Any) -> str:

@@ -20,8 +20,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from .errors import SettingsError
-from .names import PYTHON, Names, address_of, lacking, locate
+from .errors import SettingsError, one_line, shown
+from .names import PYTHON, Names, address_of, lacking, locate, users_code
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
@@ -78,7 +78,7 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
         given = {"name": given}
     if given is None or isinstance(given, PLAIN):
         known = ", ".join(sorted(table))
-        raise SettingsError(f"{where} = {given!r} is wrong: use one of: {known}; or a table with such a name")
+        raise SettingsError(f"{where} = {shown(given)} is wrong: use one of: {known}; or a table with such a name")
     if not isinstance(given, Mapping):
         return given
     values = dict(given)
@@ -90,18 +90,21 @@ def choose(table: Names[type[Any]], given: Any, where: str) -> Any:
         cls = locate(address, f"{where}.class")
         if not is_settings(cls):
             raise SettingsError(
-                f"{where}.class = {address!r} is wrong: it is not a settings class; "
+                f"{where}.class = {shown(address)} is wrong: it is not a settings class; "
                 "decorate it with fedbilevel.settings"
             )
     else:
         if not isinstance(name, str):
-            raise SettingsError(f"{where}.name = {name!r} is wrong: use one of: {', '.join(sorted(table))}")
+            raise SettingsError(f"{where}.name = {shown(name)} is wrong: use one of: {', '.join(sorted(table))}")
         address, cls = name, table[name]
+    if not isinstance(cls, type):
+        raise SettingsError(f"{where} = {shown(address)} is wrong: it is not a class; name a settings class")
     if missing := lacking(table, cls):
         raise SettingsError(
-            f"{where} = {address!r} is wrong: it lacks {', '.join(missing)}, which all {table.kind} have"
+            f"{where} = {shown(address)} is wrong: it lacks {', '.join(missing)}, which all {table.kind} have"
         )
-    return from_mapping(cls, values, where)
+    with users_code(f"{where} = {shown(address)} is wrong: making it raises "):
+        return from_mapping(cls, values, where)
 
 
 def named(table: Names[type[Any]], value: Any, changed: bool = False) -> dict[str, Any]:
@@ -176,13 +179,13 @@ def _first_of_each(error: ValidationError) -> list[ErrorDetails]:
 
 def _line(detail: ErrorDetails, where: str, known: list[str]) -> str:
     field = str(detail["loc"][0]) if detail["loc"] else ""
-    name = f"{where}.{field}" if field else where
+    name = one_line(f"{where}.{field}") if field else where
     if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{name} is not a setting; {suggestion(field, known)}"
     value = list(detail["input"]) if isinstance(detail["input"], tuple) else detail["input"]
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{name} = {value!r} is wrong: {message}" if field else f"{name}: {message}"
+    return f"{name} = {shown(value)} is wrong: {message}" if field else f"{name}: {message}"
 
 
 def suggestion(name: str, known: list[str]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import results_folder
 from .cases import CASES, STANDARD, Case
 from .report import profile_table, ratio_table, write
 
@@ -28,6 +29,8 @@ def bench(
 
     After each case, `say` is called with its row, and all rows so far are written to `out` if that is given.
     """
+    if out is not None:
+        results_folder(out, "--out")
     rows: list[dict[str, Any]] = []
     for name in names:
         command = [sys.executable, "-m", "fedbilevel.bench", name, str(budget)]

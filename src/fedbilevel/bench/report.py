@@ -48,7 +48,6 @@ def profile_table(row: dict[str, Any]) -> Table:
 
 def write(rows: list[dict[str, Any]], out: Path) -> None:
     """Write bench.json and bench.png."""
-    out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(rows, indent=2) + "\n")
     draw(rows, out / "bench.png")
 

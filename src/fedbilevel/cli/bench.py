@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UnknownName
+from ..files import storing
 from .shared import out, say
 
 
@@ -18,7 +19,9 @@ def bench_command(
     every: Annotated[bool, typer.Option("--all", help="Every case: about ten minutes.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Show the names of the cases and end.")] = False,
     folder: Annotated[Path | None, typer.Option("--out", help="Where bench.json and bench.png go.")] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Time for a case's interleaved repeats.")] = 25.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="Time for a case's interleaved repeats.")
+    ] = 25.0,
 ) -> None:
     """Measure one outer iteration beside its floor and beside PyTorch, in turn in one run."""
     # The benchmark imports Matplotlib, which the start of every other command should not wait for.
@@ -31,7 +34,8 @@ def bench_command(
     for name in chosen:
         if name not in CASES:
             raise UnknownName("case", name, CASES)
-    rows = bench(chosen, folder, seconds, lambda row: out.print(profile_table(row)))
+    with storing(folder or Path()):
+        rows = bench(chosen, folder, seconds, lambda row: out.print(profile_table(row)))
     out.print(ratio_table(rows))
     if rows[0]["torch_loop_s"] is None:
         say("the PyTorch rivals did not run: they need the extra fedbilevel[bench], and a cohort of ten")

@@ -13,11 +13,14 @@ from ..engines.flare import verify_audit
 from ..errors import FedBilevelError, SettingsError
 from ..federate import load_site
 from ..federate.commands import federated, join, kit_run, need_flare, serve, simulate_run
+from ..files import check_place
 from ..run import Observer
 from ..settings import to_mapping
 from .console import Bar
 from .outcome import show
 from .shared import Sets, err, resumable, run_folder, say
+
+WEEK = 7 * 24 * 3600.0  # seconds
 
 
 def site_command(
@@ -87,7 +90,7 @@ def federate_command(
         Path | None, typer.Option("--work", help="Keep kits and logs of simulated sites here.")
     ] = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often a failed job is followed by another.")] = 5,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a site has for a step.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1.0, max=WEEK, help="Seconds that a site has for a step.")] = 600.0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no tables.")] = False,
@@ -95,6 +98,8 @@ def federate_command(
     """Run a spec on a real federation, whose sites keep their data and send only vectors."""
     need_flare()
     folder = run_folder(folder)
+    if work is not None:
+        check_place(work, "--work")
     if (kit is None) == (simulate is None):
         raise SettingsError("give either --kit DIR, of a federation that runs, or --simulate-sites N")
     names, build = sites.split(",") if sites else None, partial(federated, spec, sets or [])

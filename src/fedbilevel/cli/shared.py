@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from ..errors import SettingsError
+from ..files import check_place
 
 out = Console()
 err = Console(stderr=True)
@@ -28,6 +29,7 @@ def run_folder(folder: Path | None) -> Path:
     """Return the folder that `--out` names, which a run cannot do without."""
     if folder is None:
         raise SettingsError("--out is missing; name a folder for the run, as in --out runs/first")
+    check_place(folder, "--out")
     return folder
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ..algorithms import AggITD
 from ..errors import SettingsError
+from ..files import check_place, storing
 from ..problems import Quadratic
 from ..report import study_table
 from ..spec import load_spec
@@ -38,7 +39,10 @@ def reproduce_command(
     chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
     if quick or share < 1:
         chosen = [study.shortened(QUICK if quick else share) for study in chosen]
-    for section in reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err):
+    check_place(runs, "--runs")
+    with storing(folder):
+        sections = reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err)
+    for section in sections:
         out.print(study_table(section.title, section.rows))
         say(section.remarks)
     say(f"report: {folder / 'report.html'}")
@@ -55,8 +59,8 @@ def tune_command(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
 ) -> None:
     """Run a grid of settings and write the best as a spec."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
+    with storing(folder):
+        rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
     out.print(study_table("Grid, best first", rows))
     say(f"best settings: {folder / 'best.toml'}")
 
@@ -64,7 +68,9 @@ def tune_command(
 def theory_command(
     spec: SpecFile = None,
     sets: Sets = None,
-    radius: Annotated[float, typer.Option(min=0.0, help="The ball in which M and sigma_2 are taken.")] = 10.0,
+    radius: Annotated[
+        float, typer.Option(min=0.0, max=1e9, help="The ball in which M and sigma_2 are taken.")
+    ] = 10.0,
     iterations: Annotated[int, typer.Option("--K", min=1, help="Outer iterations K of Theorem 1.")] = 10_000,
     folder: Annotated[Path | None, typer.Option("--out", help="Also run the study of the bounds.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version of the study.")] = False,
@@ -79,5 +85,6 @@ def theory_command(
     constants = chosen.problem.make(chosen.data.clients, chosen.seed).constants(radius)
     out.print(theory_table(constants, chosen.algorithm.N, chosen.algorithm.lam, K=iterations))
     if folder is not None:
-        run_theory(folder, quick)
+        with storing(folder):
+            run_theory(folder, quick)
         say(f"figures, theory.md and theory.json: {folder}/")

@@ -18,7 +18,8 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TimeElapsedColumn
 
-from ..errors import CorruptData, DataUnavailable, SettingsError
+from ..errors import CorruptData, DataUnavailable, SettingsError, one_line
+from ..files import make_folder, write_whole
 from ._catalogue import Entry, find
 from ._origins import Source
 
@@ -61,10 +62,10 @@ def _cached(name: str, entry: Entry, folder: Path) -> dict[str, bytes]:
     found = {}
     for file, sha256 in entry.files.items():
         path = folder / file
-        if not path.exists():
-            continue
         try:
             found[file] = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError as error:
             raise CorruptData(f"{path} cannot be read ({error.strerror}); {_again(name)}") from error
         if (actual := digest(found[file])) != sha256:
@@ -73,13 +74,15 @@ def _cached(name: str, entry: Entry, folder: Path) -> dict[str, bytes]:
 
 
 def _again(name: str) -> str:
-    return f"delete the file or run `fedbilevel data fetch {name} --force`"
+    return (
+        f"delete the file or run `fedbilevel data fetch {name} --force`, or set FEDBILEVEL_DATA to another folder"
+    )
 
 
 def obtain(name: str, files: Mapping[str, str], sources: Sequence[Source], folder: Path) -> None:
     """Put the files (name to SHA-256) of a data set into `folder`, from the first source that has them."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise SettingsError(
             f"the data folder {folder} cannot be made ({error}); set FEDBILEVEL_DATA to a folder that can"
@@ -98,7 +101,7 @@ def obtain(name: str, files: Mapping[str, str], sources: Sequence[Source], folde
                     if (found := digest((made / file).read_bytes())) != sha256:
                         raise ValueError(f"{file} has SHA-256 {found}, not {sha256}")
                 for file in files:
-                    (made / file).replace(folder / file)
+                    write_whole(folder / file, (made / file).read_bytes(), Path(temporary, file))
                 return
         except Exception as error:  # whatever goes wrong is this source's failure, told to the user below
             failed.append(f"  {source.label}: {_reason(error)}")
@@ -129,9 +132,3 @@ def _progress() -> Progress:
 
 def _reason(error: Exception) -> str:
     return one_line(str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
-
-
-def one_line(text: str) -> str:
-    """The text in one line of limited length, to stand within an error message."""
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import SettingsError
-from ..names import locate
+from ..names import locate, users_code
 from ._agreement import agreed
-from ._cache import contents, one_line
+from ._cache import contents
 from ._catalogue import Entry, find
 from ._dataset import Dataset, NormalRows
 
@@ -26,16 +26,7 @@ def load(name: str, *, offline: bool = False) -> Dataset:
 
 def load_function(address: str) -> Dataset:
     """Load the data set that the function at `module:function` returns."""
-    what = f"data.function = {address!r}"
-    try:
-        function = locate(address, "data.function")
-    except SettingsError:
-        raise
-    except Exception as error:  # a module runs code when it is imported
-        raise SettingsError(
-            f"{what} is wrong: its module cannot be imported ({_told(error)}); correct the module"
-        ) from error
-    return _made(function, what, "it")
+    return _made(locate(address, "data.function"), f"data.function = {address!r}", "it")
 
 
 def _read(name: str, entry: Entry, files: Mapping[str, bytes]) -> Dataset:
@@ -59,12 +50,8 @@ def _made(function: Callable[[], Any], what: str, who: str) -> Dataset:
     what   the field of the spec and its value
     who    the name of the function in error messages
     """
-    try:
+    with users_code(f"{what} is wrong: {who} raises "):
         made = function()
-    except MemoryError:
-        raise  # a run reports this error itself
-    except Exception as error:  # the function is not of this library, and may raise anything
-        raise SettingsError(f"{what} is wrong: {who} raises {_told(error)}; correct it") from error
     if not isinstance(made, Dataset):
         raise SettingsError(
             f"{what} is wrong: {who} returns an object of type {type(made).__name__}; "
@@ -74,7 +61,3 @@ def _made(function: Callable[[], Any], what: str, who: str) -> Dataset:
         return agreed(made)
     except SettingsError as error:
         raise SettingsError(f"{what} is wrong: {error}") from None
-
-
-def _told(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from ..errors import one_line
 from ..rng import Address
 
 SHOWN = 120  # the largest number of characters of a text that is kept and shown
@@ -56,18 +57,11 @@ class Reason:
     said: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", shown(self.text))
-        object.__setattr__(self, "said", shown(self.said))
+        object.__setattr__(self, "text", one_line(self.text, SHOWN))
+        object.__setattr__(self, "said", one_line(self.said, SHOWN))
 
     def __str__(self) -> str:
         return f"{self.text}: {self.said}" if self.said else self.text
-
-
-def shown(text: str) -> str:
-    """A text of unknown origin as one short line without control characters, for a file or a terminal."""
-    start = text[: 4 * SHOWN]
-    line = " ".join("".join(c if c.isprintable() else " " for c in start).split())
-    return line if len(line) <= SHOWN and len(start) == len(text) else line[: SHOWN - 3] + "..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..record import FEDERATION, RunFolder
+from ..record import RunFolder
 from ..run import Result
 from ..spec import Spec, load_spec
 from .kit import SERVER_CLASSES, SITE_CLASSES, close_kit
@@ -51,7 +50,7 @@ def _become(
     """Close the kit of a site or of a server, and turn this process into what FLARE's script starts."""
     need_flare()
     start = kit / "startup" / "sub_start.sh"
-    if not start.is_file() or not (kit / "startup" / f"fed_{kind}.json").is_file():
+    if not _is_file(start) or not _is_file(kit / "startup" / f"fed_{kind}.json"):
         raise SettingsError(
             f"--kit {kit} is not the kit of a {owner}; give the folder that was provisioned for it"
         )
@@ -61,13 +60,19 @@ def _become(
     os.execvpe("bash", ["bash", str(start), "--once"], {**os.environ, **environment, "PATH": path})
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a path that is too long
+        return False
+
+
 def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:
     """The sites of a run: those named, those of the run that is resumed, or else those that are up."""
-    record = RunFolder(out).file(FEDERATION)
     if names:
         return sorted(names)
-    if resume and record.exists():
-        return list(json.loads(record.read_text())["sites"])
+    if resume and (record := RunFolder(out).federation()) is not None:
+        return list(record["sites"])
     sites = up()
     if not sites:
         raise SettingsError("no site is up; start them with `fedbilevel site`, or name them with --sites")

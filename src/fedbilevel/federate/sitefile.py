@@ -30,7 +30,6 @@ import csv
 import math
 import struct
 import tokenize
-import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -44,11 +43,12 @@ import numpy as np
 from ..data import ClientData, Clients, Part, clients_from
 from ..engines import ClientStates, Engine, Loop
 from ..engines.flare import Site, SitePolicy
-from ..errors import SettingsError, UnknownName
+from ..errors import SettingsError, UnknownName, shown
 from ..layers import OwnNoise, SitePrivacy
-from ..names import locate
+from ..names import locate, users_code
 from ..problem import BilevelProblem, Problem
 from ..problems import PROBLEMS
+from ..reading import Unreadable, read_toml
 from ..settings import from_mapping
 
 PARTS = ("lower", "upper")
@@ -109,11 +109,9 @@ class LoadedSite:
 def load_site(path: Path) -> LoadedSite:
     """Read a site's TOML, and the data and the problem that it names."""
     try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise SettingsError(f"site {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"site {path} is not TOML: {error}") from None
+        raw = read_toml(path)
+    except Unreadable as error:
+        raise SettingsError(f"site {path} {error}; give the TOML file of a site, as in docs/federate.md") from None
     for key in raw:
         if key not in KEYS:
             raise SettingsError(f"{key} is not a setting of a site; use {', '.join(KEYS)}")
@@ -148,13 +146,14 @@ def write_rows(path: Path, data: ClientData) -> None:
 def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     values = dict(section)
     if "python" in values:
-        address = str(values.pop("python"))
-        try:
-            made = locate(address, "problem.python", folder)(**values)
-        except TypeError as error:
-            raise SettingsError(f"problem.python = {address!r} is wrong: {error}") from error
+        address = values.pop("python")
+        function = locate(address, "problem.python", folder)
+        with users_code(f"problem.python = {shown(address)} is wrong: it raises "):
+            made = function(**values)
         if not isinstance(made, Problem):
-            raise SettingsError(f"problem.python is wrong: it returns {type(made).__name__}, not a Problem")
+            raise SettingsError(
+                f"problem.python = {shown(address)} is wrong: it returns {type(made).__name__}; return a Problem"
+            )
         return made
     name = values.pop("name", None)
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
@@ -242,7 +241,9 @@ def _csv(
 
 
 def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
-    made = locate(value, "data.python", folder)(**arguments)
+    function = locate(value, "data.python", folder)
+    with users_code(f"data.python = {shown(value)} is wrong: it raises "):
+        made = function(**arguments)
     data = made if isinstance(made, ClientData) else clients_from([made]).load(0)
     return jax.tree.map(_narrow, data)
 

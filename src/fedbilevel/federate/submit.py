@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import json
 import secrets
 import tempfile
 import time
@@ -22,6 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..ledger import Ledger
+from ..reading import Unreadable, read_json
 from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
 from ..spec import Spec
@@ -36,8 +36,10 @@ class Kit:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._user = json.loads((folder / "startup" / "fed_admin.json").read_text())["admin"]["username"]
-        except (OSError, ValueError, KeyError):
+            self._user = read_json(folder / "startup" / "fed_admin.json")["admin"]["username"]
+            if not isinstance(self._user, str):
+                raise TypeError
+        except (Unreadable, LookupError, TypeError):
             raise SettingsError(
                 f"--kit {folder} is not the kit of an admin; give the folder that `nvflare provision` made for one"
             ) from None
@@ -88,11 +90,10 @@ class Submission:
     ) -> Result:
         """Run a spec into a folder on this machine, or continue the run that is there."""
         folder = RunFolder(out)
-        record: dict[str, Any] = {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
-        if resume and folder.file(FEDERATION).exists():
-            record = json.loads(folder.file(FEDERATION).read_text())
-            if record["sites"] != self.sites:
-                raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
+        written = folder.federation() if resume else None
+        record = written or {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
+        if record["sites"] != self.sites:
+            raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
         folder.open(spec.plan, resume=resume, overwrite=overwrite)
         with contextlib.closing(folder):
             return self._jobs(spec, folder, record, observers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, final
@@ -22,6 +21,7 @@ from ..data import Clients
 from ..engines import Broken, Call, Capabilities, Engine, Fault, Reason, Replies
 from ..errors import SettingsError
 from ..problem import BilevelProblem
+from ..reading import Unreadable, read_toml
 from ..rng import Address, Kind
 from ..settings import about, from_mapping, settings
 
@@ -71,11 +71,9 @@ NOTICED = {
 def load_chaos(path: str | Path) -> ChaosSettings:
     """Read the settings from a TOML file."""
     try:
-        values = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise SettingsError(f"--chaos {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--chaos {path} is not TOML: {error}") from None
+        values = read_toml(Path(path))
+    except Unreadable as error:
+        raise SettingsError(f"--chaos {path} {error}; give a TOML file of faults, as in docs/faults.md") from None
     return from_mapping(ChaosSettings, values, "chaos")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from ..data import ClientData, ClientSize, DataSettings
 from ..errors import SettingsError
-from ..names import locate
+from ..names import locate, users_code
 from ..problem import Problem, Task
 from ..settings import about, settings
 
@@ -40,12 +40,14 @@ class Custom:
 
     def task(self, data: DataSettings, seed: int) -> Task:
         """The task that the function returns."""
-        made = locate(self.function, "problem.function")()
+        function = locate(self.function, "problem.function")
+        wrong = f"problem.function = {self.function!r} is wrong"
+        with users_code(f"{wrong}: it is called without arguments, and raises "):
+            made = function()
         if isinstance(made, Problem):
             return Task(made, Elsewhere(data.clients))
         if isinstance(made, Task):
             return made
         raise SettingsError(
-            f"problem.function = {self.function!r} is wrong: it returns {type(made).__name__}; "
-            "return a Problem or a Task"
+            f"{wrong}: it returns an object of type {type(made).__name__}; return a Problem or a Task"
         )

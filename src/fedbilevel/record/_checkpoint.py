@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from .._divergence import Restart
 from ..errors import CheckpointError
 from ..files import arrays_digest
+from ..ledger import Ledger
 
 S = TypeVar("S")
 HELD = (  # the types of arrays that safetensors writes from NumPy and reads back as they were
@@ -197,8 +198,9 @@ def decode(path: Path) -> tuple[Checkpoint, Seal]:
             clients=dict(json.loads(header.get("clients", "{}"))),
             memory=memory,
         )
+        Ledger.from_mapping(checkpoint.ledger)  # raises unless it is the mapping of a ledger
         seal = Seal(header["spec"], header["history"])
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error})") from None
     if written != found:
         raise CheckpointError(f"{path} is not as it was written: its SHA-256 differs")

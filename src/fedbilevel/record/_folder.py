@@ -23,16 +23,17 @@ import hashlib
 import json
 import os
 import shutil
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, final
 
 from ..errors import CheckpointError, RunFolderError, StorageError
-from ..files import write_whole
+from ..files import check_place, make_folder, rename, write_whole
+from ..reading import Unreadable, parse_json, read_bytes, read_json, read_toml
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
 from ._plan import Plan
+from ._shapes import Environment, Evaluation, Federation, Form, Summary, checked
 
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint.1.safetensors", "checkpoint.2.safetensors")  # newest first
 FILES = (
@@ -69,13 +70,12 @@ class RunFolder:
         Raises `RunFolderError` if the folder holds something other than a run, holds a run and neither `resume`
         nor `overwrite` is set, or is in use by another process.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderError(f"--out {self.path} is a file; name a folder")
+        check_place(self.path, "--out")
         if self._used() and not self.file("spec.toml").exists():
             raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
         checkpoint = None
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self._take()
             if self._used() and resume:
                 self._check_unchanged(plan)
@@ -180,21 +180,40 @@ class RunFolder:
     def history(self) -> list[dict[str, Any]]:
         """The lines of the history, without a last line that is only half written."""
         path = self.file("history.jsonl")
+        if not path.exists():
+            return []
+        records: list[dict[str, Any]] = []
+        where = "it"
         try:
-            lines = path.read_text().split("\n") if path.exists() else [""]
-            return [json.loads(line) for line in lines[:-1]]
-        except ValueError as error:
+            for line in read_bytes(path).split(b"\n")[:-1]:
+                where = f"line {len(records) + 1}"
+                records.append(checked(parse_json(line), Evaluation))
+        except Unreadable as error:
             raise CheckpointError(
-                f"{path} is not as it was written ({error}); put it back, or --overwrite to start again"
+                f"{path} is not as it was written ({where} {error}); put it back, or --overwrite to start again"
             ) from None
+        return records
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says."""
-        return dict(json.loads(self.file("summary.json").read_text()))
+        return self._read("summary.json", Summary, "delete it, and the run goes on from its last checkpoint")
 
     def environment(self) -> dict[str, Any]:
         """What environment.json says."""
-        return dict(json.loads(self.file("environment.json").read_text()))
+        return self._read("environment.json", Environment, "delete the folder, and the run is done again")
+
+    def federation(self) -> dict[str, Any] | None:
+        """What federation.json says, or None if the folder has no such file."""
+        if not self.file(FEDERATION).exists():
+            return None
+        return self._read(FEDERATION, Federation, "put it back, or --overwrite to start again")
+
+    def _read(self, name: str, form: type[Form], remedy: str) -> dict[str, Any]:
+        """A file of JSON in this form, or an error with a remedy."""
+        try:
+            return checked(read_json(self.file(name)), form)
+        except Unreadable as error:
+            raise CheckpointError(f"{self.file(name)} is not as it was written (it {error}); {remedy}") from None
 
     def save(self, plan: Plan, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and keep the two before it. The folder has a checkpoint at every moment."""
@@ -204,12 +223,12 @@ class RunFolder:
                 os.fsync(stream.fileno())  # the checkpoint vouches for these lines
             newest, second, third = map(self.file, CHECKPOINTS)
             if second.exists():
-                second.replace(third)
+                rename(second, third)
             if newest.exists():
                 spare = self.file(f".{second.name}.tmp")
                 spare.unlink(missing_ok=True)
                 spare.hardlink_to(newest)
-                spare.replace(second)
+                rename(spare, second)
             self._write(newest.name, content)
         except OSError as error:
             raise self._failed("checkpoint.safetensors", error) from None
@@ -241,11 +260,9 @@ class RunFolder:
         """Raise if the settings differ from those that the run was started with; only `stop` may change."""
         path = self.file("spec.toml")
         try:
-            written = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({error}); put it back, or --overwrite to start again"
-            ) from None
+            written = read_toml(path)
+        except Unreadable as error:
+            raise RunFolderError(f"{path} {error}; put it back, or --overwrite to start again") from None
         change = plan.change_since(written)
         if change is not None:
             raise RunFolderError(

@@ -6,7 +6,7 @@ a `name` that chooses a class; the other keys are the fields of that class.
 
 from ._checks import check_parts
 from ._describing import describe
-from ._reading import load_spec, parse
+from ._reading import load_spec, parse, parse_value
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 from ._spec import Spec
 
@@ -19,4 +19,5 @@ __all__ = [
     "describe",
     "load_spec",
     "parse",
+    "parse_value",
 ]

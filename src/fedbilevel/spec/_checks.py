@@ -7,6 +7,7 @@ from ..algorithms import Algorithm, Checked, Sampling
 from ..errors import SettingsError
 from ..federation import cohort_size, needed
 from ..layers import AttackSettings
+from ..names import users_code
 from ..privacy import Privacy
 from ..settings import named
 from ._sections import FederationSettings, StopSettings
@@ -23,7 +24,8 @@ def check_parts(
     """Raise a `SettingsError` that names the field if the parts of a run do not fit together."""
     if isinstance(algorithm, Checked):
         try:
-            algorithm.check(clients)
+            with users_code("check raises "):
+                algorithm.check(clients)
         except SettingsError as error:
             raise SettingsError(f"algorithm.{error}") from None
     if isinstance(federation.min_replies, int) and federation.min_replies > clients:

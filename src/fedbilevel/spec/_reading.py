@@ -6,14 +6,14 @@ Everything is checked before a run makes its folder. An error names the field, i
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ..data import GENERATED
-from ..errors import SettingsError
+from ..errors import SettingsError, one_line, shown
+from ..reading import DEPTH, Excessive, Unreadable, parse_toml, read_toml
 from ..settings import choose, from_mapping, suggestion
 from ._checks import check_parts
 from ._spec import CHOSEN, ORDER, SECTIONS, Spec
@@ -36,15 +36,15 @@ def parse(raw: Mapping[str, Any]) -> Spec:
     """Check parsed TOML and build the spec; an error names the field, its value and a remedy."""
     for key in raw:
         if key not in (*ORDER, "seed"):
-            raise SettingsError(f"{key} is not a section; {suggestion(key, [*ORDER, 'seed'])}")
+            raise SettingsError(f"{one_line(key)} is not a section; {suggestion(key, [*ORDER, 'seed'])}")
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise SettingsError(f"seed = {seed!r} is wrong: use a whole number from 0 to {2**32 - 1}")
+        raise SettingsError(f"seed = {shown(seed)} is wrong: use a whole number from 0 to {2**32 - 1}")
     made: dict[str, Any] = {}
     for section in ORDER:
         values = raw.get(section, {})
         if not isinstance(values, Mapping):
-            raise SettingsError(f"{section} = {values!r} is wrong: it is a section, as in [{section}]")
+            raise SettingsError(f"{section} = {shown(values)} is wrong: it is a section, as in [{section}]")
         if section in CHOSEN:
             made[section] = choose(CHOSEN[section], values, section)
         else:
@@ -63,31 +63,37 @@ def parse(raw: Mapping[str, Any]) -> Spec:
 
 def _read(source: str | Path | None) -> dict[str, Any]:
     name = "demo" if source is None else str(source)
-    packaged = resources.files("fedbilevel") / "specs" / f"{name}.toml"
+    packaged = {f.name.removesuffix(".toml"): f for f in (resources.files("fedbilevel") / "specs").iterdir()}
     try:
-        text = packaged.read_text() if packaged.is_file() else Path(name).read_text()
-        return tomllib.loads(text)
-    except OSError as error:
-        raise SettingsError(
-            f"spec {name} cannot be read: {error.strerror}; give a TOML file, 'demo', 'paper' or 'sites'"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"spec {name} is not TOML: {error}") from None
+        return parse_toml(packaged[name].read_bytes()) if name in packaged else read_toml(Path(name))
+    except Unreadable as error:
+        known = ", ".join(sorted(packaged))
+        raise SettingsError(f"spec {name} {error}; give a TOML file, or one of: {known}") from None
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise SettingsError(f"--set {text} is wrong: write key=value, as in --set algorithm.N=5")
+        raise SettingsError(f"--set {one_line(text)} is wrong: write key=value, as in --set algorithm.N=5")
+    none = value.strip().lower() == "none"
+    return key.strip(), None if none else parse_value(value, f"--set {key.strip()}")
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The value that an argument gives: what it means in TOML, or else the text itself, as a bare word."""
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), None if value.strip().lower() == "none" else value.strip()
+        return parse_toml(f"v = {text}")["v"]
+    except Excessive as error:
+        raise SettingsError(f"{one_line(where)} is wrong: its value {error}; give another") from None
+    except Unreadable:
+        return text.strip()
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set one key, or remove it if the value is None. A new `name` drops the keys that belong to the old one."""
     *path, last = key.split(".")
+    if len(path) > DEPTH:
+        raise SettingsError(f"{one_line(key)} is not a setting: it is nested too deeply")
     if path and isinstance(value, str) and isinstance(_at(raw, key), dict):  # a bare name for a table
         path, last = [*path, last], "name"
     target = raw

@@ -14,7 +14,7 @@ from ..data import Clients
 from ..engines import ENGINES, MAX_ROWS, Engine, SimulationSettings
 from ..errors import SettingsError
 from ..federation import needed
-from ..names import Names
+from ..names import Names, users_code
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy, Secret
 from ..problem import BilevelProblem
@@ -62,7 +62,8 @@ class FederationSettings:
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """Build the chosen engine for these clients."""
         try:
-            engine: Engine = self.engine.build(problem, clients)
+            with users_code("build raises "):
+                engine: Engine = self.engine.build(problem, clients)
         except SettingsError as error:
             raise SettingsError(f"federation.engine.{error}") from None
         return engine

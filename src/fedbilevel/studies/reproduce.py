@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..files import results_folder
 from ..record import RunFolder, environment, summarise
 from ..report import Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
 from ..spec import Spec
@@ -24,8 +25,8 @@ def reproduce(
 ) -> list[Section]:
     """Do the missing runs; write each study's table or figure, and one report of them all, to `out`."""
     specs = [spec for study in studies for run in study.runs for spec in _specs(study, run, seeds)]
+    results_folder(out, "--out")
     run_all(specs, runs, jobs=jobs, console=console)
-    out.mkdir(parents=True, exist_ok=True)
     sections = [_write(study, seeds, out, runs) for study in studies]
     write_report(out / "report.html", sections, environment(), f"seeds {', '.join(map(str, range(seeds)))}")
     return sections

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import FedBilevelError
+from ..files import results_folder
 from ..record import RunFolder
 from ..spec import Spec
 
@@ -73,7 +74,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
     waiting = [s for s in _longest_of_each(specs) if runs.share(s) < 1.0]
     if not waiting:
         return
-    runs.folder.mkdir(parents=True, exist_ok=True)
+    results_folder(runs.folder, "--runs")
     todo, running, failed = list(waiting), dict[str, tuple[Spec, subprocess.Popen[str]]](), list[str]()
     with _progress(console) as progress:
         task = progress.add_task("runs", total=len(waiting), left="")

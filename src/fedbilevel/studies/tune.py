@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..errors import SettingsError
+from ..errors import SettingsError, one_line, shown
+from ..files import results_folder
 from ..report import markdown_table
-from ..spec import load_spec
+from ..spec import load_spec, parse_value
 from .runner import Runs, run_all
 
 Axis = list[dict[str, Any]]
@@ -47,6 +47,7 @@ def tune(
         return [load_spec(spec, [*sets, *texts, f"seed={seed}"]) for seed in range(seeds)]
 
     specs = [specs_of(point) for point in points]
+    results_folder(out, "--out")
     run_all([s for group in specs for s in group], runs, jobs=jobs, console=console)
     rows = []
     for point, group in zip(points, specs, strict=True):
@@ -70,18 +71,14 @@ def parse_axis(text: str) -> Axis:
     names, equals, values = text.partition("=")
     keys = [name.strip() for name in names.split(",")]
     if not equals or not all(keys):
-        raise SettingsError(f"--grid {text} is wrong: write key=v1;v2, or key1,key2=a1,a2;b1,b2")
+        raise SettingsError(f"--grid {one_line(text)} is wrong: write key=v1;v2, or key1,key2=a1,a2;b1,b2")
     axis = []
     for point in values.split(";"):
         parts = [part.strip() for part in point.split(",")]
         if len(parts) != len(keys):
-            raise SettingsError(f"--grid {text} is wrong: {point!r} has {len(parts)} values for {len(keys)} keys")
-        axis.append({key: _value(part) for key, part in zip(keys, parts, strict=True)})
+            raise SettingsError(
+                f"--grid {one_line(text)} is wrong: {shown(point)} has {len(parts)} values for {len(keys)} keys; "
+                "give each key one value"
+            )
+        axis.append({key: parse_value(part, f"--grid {key}") for key, part in zip(keys, parts, strict=True)})
     return axis
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text

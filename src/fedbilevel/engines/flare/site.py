@@ -21,14 +21,14 @@ import jax
 import numpy as np
 
 from ...data import ClientData, ClientSize
-from ...errors import FedBilevelError
+from ...errors import FedBilevelError, one_line
 from ...problem import BilevelProblem
 from ...rng import KEY_SIZE, Address, Keys, Kind
 from ...steps import PerClient, Step, find_step
 from .._base import Engine
 from .._call import Call, Held
 from .._expected import expect
-from .._replies import shown
+from .._replies import SHOWN
 from .._states import ClientStates
 from ..loop import Loop
 from ._audit import Audit
@@ -108,7 +108,7 @@ class Site:
                 trouble, reason = Trouble.FAILED, str(error)
             except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
                 trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
-            reason = shown(reason)
+            reason = one_line(reason, SHOWN)
             self.note(caller, reason, number=number)
             return pack({"kind": "error", "round": number, "code": trouble.value, "reason": reason}, {})
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...files import results_folder
 from ._convergence import convergence_study, gentle_task
 from ._estimator import estimator_study
 from ._figures import draw_convergence, draw_estimator, draw_orders
@@ -25,7 +26,7 @@ __all__ = ["convergence_study", "estimator_study", "gentle_task", "order_study",
 
 def run_theory(out: Path, quick: bool = False) -> dict[str, Any]:
     """Run the study into a folder and return all of its numbers."""
-    out.mkdir(parents=True, exist_ok=True)
+    results_folder(out, "--out")
     begun = time.perf_counter()
     result: dict[str, Any] = {
         "estimator": estimator_study(quick),
