@@ -19,12 +19,12 @@ SENT = np.zeros(2, np.float32)
 LIE = 1e14
 
 
-def answering(count: int, replies: int, lies: int = 0) -> FakeEngine:
+def answering(count: int, replies: int, lies: int = 0, lie: float = LIE) -> FakeEngine:
     """Clients of whom the first `replies` answer with numbers from one to two; the last `lies` of these lie."""
 
     def answers(call: Call) -> Iterator[Replies]:
         there = [c for c in call.clients if c < replies]
-        own = np.linspace(1.0, 2.0, replies - lies, dtype=np.float32).tolist() + [LIE] * lies
+        own = np.linspace(1.0, 2.0, replies - lies, dtype=np.float32).tolist() + [lie] * lies
         u = jnp.asarray([own[c] for c in there], jnp.float32)[:, None]
         lost = {c: Reason(Fault.ABSENT, "no answer") for c in call.clients if c >= replies}
         yield Replies(clients=tuple(there), reply=Reply(jnp.tile(u, 2), u), refused=lost)
@@ -53,15 +53,18 @@ def test_without_a_number_a_round_needs_as_many_replies_as_its_rule(name: str) -
         one_round(answering(12, rule.fewest - 1), rule)
 
 
+@pytest.mark.parametrize("lie", [LIE, -LIE])
 @pytest.mark.parametrize("name", ROBUST)
-def test_at_the_smallest_number_of_replies_one_liar_moves_the_result_no_further_than_honest_replies_differ(
-    name: str,
-) -> None:
-    """Honest replies are from one to two, so they differ by one."""
+def test_at_the_smallest_number_of_replies_honest_ones_bound_what_a_liar_can_do(name: str, lie: float) -> None:
+    """Honest replies are from one to two. The result is as near to them as they are to one another.
+
+    A norm bound only makes a liar as long as an honest reply.
+    """
     rule = AGGREGATORS[name]()
-    got = one_round(answering(rule.fewest, rule.fewest, lies=1), rule)
+    got = one_round(answering(rule.fewest, rule.fewest, 1, lie), rule)
+    low, high = (-2.0, 2.0) if name == "norm-bound" else (1.0 - 1.0, 2.0 + 1.0)
     for value in (*np.asarray(got.h), *np.asarray(got.y)):
-        assert 1.0 - 1.0 <= value <= 2.0 + 1.0
+        assert low <= value <= high
 
 
 def test_a_larger_number_holds_and_the_mean_needs_a_single_reply() -> None:

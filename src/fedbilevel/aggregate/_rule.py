@@ -29,7 +29,7 @@ class Quorate(Protocol):
     """A rule that says how many replies it needs.
 
     fewest   the smallest number of replies of which one may be a lie. With this number and with every larger one,
-             a single liar cannot move the result further than honest replies differ
+             honest replies bound how far a single liar can move the result, however large its lie is
     """
 
     @property
