@@ -159,7 +159,7 @@ CSV = 'csv = "rows.csv"\ninputs = ["a"]\ntargets = "b"\n'
     [
         ("steps = 5", 'npz = "rows.npz"', "steps = 5 is wrong"),
         ('steps = "abc"', 'npz = "rows.npz"', "steps = 'abc' is wrong"),
-        ("steps = [5]", 'npz = "rows.npz"', "steps = [5] is wrong"),
+        ("steps = [5]", 'npz = "rows.npz"', "steps = 5 is wrong"),
         ("audit = 5", 'npz = "rows.npz"', "audit = 5 is wrong"),
         ('audit = "a\\u0000b"', 'npz = "rows.npz"', "audit = 'a\\x00b' is wrong"),
         ("", "npz = 5", "data.npz = 5 is wrong"),
