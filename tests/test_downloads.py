@@ -7,7 +7,7 @@ import io
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,11 @@ def member(tar: tarfile.TarFile, name: str, content: bytes = b"rows", kind: byte
     info = tarfile.TarInfo(name)
     info.size, info.type, info.linkname = len(content), kind, "/etc/passwd"
     tar.addfile(info, io.BytesIO(content) if kind == tarfile.REGTYPE else None)
+
+
+def members(tar: tarfile.TarFile, names: Sequence[str], content: bytes = b"rows") -> None:
+    for name in names:
+        member(tar, name, content)
 
 
 @pytest.fixture
@@ -121,7 +126,7 @@ def test_a_packed_file_that_grows_without_end_is_given_up(tmp_path: Path, monkey
     bomb = packed(tmp_path / "bomb.tgz", lambda tar: member(tar, "package/rows", bytes(1_000_000)))
     with pytest.raises(ValueError, match="more than 100,000 bytes"):
         extract(bomb, ["package/rows"], tmp_path / "out")
-    many = packed(tmp_path / "many.tgz", lambda tar: [member(tar, f"p/{i}", bytes(60_000)) for i in range(2)])
+    many = packed(tmp_path / "many.tgz", lambda tar: members(tar, ("p/0", "p/1"), bytes(60_000)))
     with pytest.raises(ValueError, match="more than 100,000 bytes"):
         extract(many, ["p/0", "p/1"], tmp_path / "out")
 
@@ -150,7 +155,7 @@ def test_a_link_to_another_member_is_no_file(tmp_path: Path) -> None:
 def test_names_in_an_archive_lead_nowhere(tmp_path: Path) -> None:
     """Only members that are asked for by name are written, under their last name."""
     names = ("/absolute", "../above", "package/../../above", "package/rows")
-    odd = packed(tmp_path / "odd.tgz", lambda tar: [member(tar, name) for name in names])
+    odd = packed(tmp_path / "odd.tgz", lambda tar: members(tar, names))
     (tmp_path / "a" / "b").mkdir(parents=True)
     extract(odd, ["package/rows"], tmp_path / "a" / "b")
     written = [p for p in (tmp_path / "a").rglob("*") if p.is_file()]

@@ -228,7 +228,7 @@ def test_a_checkpoint_holds_a_memory_beside_a_state_that_has_the_same_names(tmp_
     memory = {"a.b": {"c": array}, "a": {"b.c": -array}}
     state = {"memory.a.b.c": np.ones(2), "x": np.zeros(1)}
     file = tmp_path / "checkpoint"
-    file.write_bytes(encode(Checkpoint(state, 3, {}, memory=memory), Seal("p", "h")))
+    file.write_bytes(encode(Checkpoint(state, 3, fb.Ledger().to_mapping(), memory=memory), Seal("p", "h")))
     found, _ = decode(file)
     assert found.arrays.keys() == state.keys()
     np.testing.assert_array_equal(found.arrays["memory.a.b.c"], np.ones(2))

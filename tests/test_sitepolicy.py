@@ -47,8 +47,9 @@ def hello(site: Site, **more: Any) -> dict[str, Any]:
 
 def step(site: Site, number: int = 1, sample: Any = None, **more: Any) -> dict[str, Any]:
     header: dict[str, Any] = {
-        **{"kind": "step", "round": number, "session": "s", "step": STEP, "address": [0, "round", number]},
+        **{"kind": "step", "round": number, "session": "s", "step": STEP, "address": ["round", number]},
         **{"clock": number, "settled": 0, "kept": None, "client": 0, "held": {"x": 1, "y": 1}, "constants": {}},
+        "keys": {"zeta": bytes(range(16)).hex()},
         "samples": {"zeta": {"kind": "sample", "part": "lower", "size": None} if sample is None else sample},
         **more,
     }

@@ -1,8 +1,9 @@
 """The cache of data files: missing files are fetched, and existing files are verified.
 
-Every source ends in the same raw files, known by their SHA-256. They are made in a temporary folder beside the
-cache, checked there, and only then renamed into it. So an interrupted or wrong download is never taken for data,
-and the data do not depend on which source answered. Every file is checked each time it is read.
+A download is verified before it is unpacked (`_origins.py`). Every source ends in the same raw files, known by
+their SHA-256. They are made in a temporary folder beside the cache, checked there, and only then renamed into it.
+So an interrupted or wrong download is never taken for data, and the data do not depend on which source answered.
+Every file is checked each time it is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from ..errors import CorruptData, DataUnavailable, SettingsError, one_line
 from ..files import make_folder, write_whole
 from ._catalogue import Entry, find
-from ._origins import Source
+from ._origins import Source, verify
 
 
 def fetch(name: str, *, force: bool = False) -> Path:
@@ -98,8 +99,7 @@ def obtain(name: str, files: Mapping[str, str], sources: Sequence[Source], folde
                     got = source.get(work, progress)
                 source.convert(got, made)
                 for file, sha256 in files.items():
-                    if (found := digest((made / file).read_bytes())) != sha256:
-                        raise ValueError(f"{file} has SHA-256 {found}, not {sha256}")
+                    verify(made / file, sha256)
                 for file in files:
                     write_whole(folder / file, (made / file).read_bytes(), Path(temporary, file))
                 return

