@@ -66,6 +66,17 @@ def test_the_policy_lets_nobody_bring_code_and_takes_nothing_else_away(kit: Path
     assert rights(kit, role, "check_status") == (role in ("project_admin", "member"))
 
 
+def test_a_role_that_may_do_everything_may_still_do_everything_else(kit: Path) -> None:
+    """Also send app commands, by which the submitter of a run gets its files."""
+    from nvflare.apis.fl_constant import AdminCommandNames
+    from nvflare.security.security import COMMAND_CATEGORIES
+
+    close_kit(kit, SITE_CLASSES)
+    commands = {name for key, name in vars(AdminCommandNames).items() if not key.startswith("_")}
+    assert {"app_command", "submit_job", "clone_job", *COMMAND_CATEGORIES} <= commands
+    assert {name for name in commands if not rights(kit, "project_admin", name)} == set()
+
+
 def test_what_the_owner_wrote_stays_and_is_named(kit: Path) -> None:
     own = RESOURCES | {"class_allow_list": ["fedbilevel.federate.app.", "nvflare.collab."]}
     for name, content in (("resources.json", own), ("authorization.json", POLICY)):

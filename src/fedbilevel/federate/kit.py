@@ -29,11 +29,6 @@ _LIST, _MODE = "class_allow_list", "class_list_enforcement_mode"  # the keys in 
 _LOGS = "allow_log_streaming"
 _STREAMER = "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"  # added to jobs where logs are streamed
 _CODE = ("byoc", "server-predeployed-flwr")  # the rights to bring code, or to start code that is not a job's
-_OTHERS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands")
-_STUDIES = (
-    *("register_study", "add_study_site", "remove_study_site", "remove_study", "list_studies", "show_study"),
-    *("add_study_user", "remove_study_user"),
-)
 
 
 def close_kit(kit: Path, classes: Sequence[str]) -> list[str]:
@@ -85,9 +80,16 @@ def _close_code(local: Path) -> list[str]:
 
 
 def _without_code(rights: Any) -> dict[str, Any]:
-    """The rights of a role without those to bring code. A condition for all rights is written for each of them."""
-    spelled = rights if isinstance(rights, Mapping) else dict.fromkeys((*_OTHERS, *_STUDIES), rights)
-    return {**spelled, **dict.fromkeys(_CODE, "none")}
+    """The rights of a role without those to bring code.
+
+    FLARE has no way to say "all but these", so a condition for all rights is written for each of its commands.
+    """
+    if not isinstance(rights, Mapping):
+        from nvflare.apis.fl_constant import AdminCommandNames
+
+        commands = [name for key, name in vars(AdminCommandNames).items() if not key.startswith("_")]
+        rights = dict.fromkeys(commands, rights)
+    return {**rights, **dict.fromkeys(_CODE, "none")}
 
 
 def _streams(resources: Mapping[str, Any]) -> bool:
