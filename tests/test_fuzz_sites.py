@@ -25,11 +25,11 @@ def test_every_mutated_site_is_loaded_or_refused_with_one_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("above", "problem", "why"),
     [
-        ('steps = "os"', PROBLEM, r"^steps = 'os' is wrong: it is not a list of the names of modules"),
-        ("steps = inf", PROBLEM, r"^steps = inf is wrong"),
-        ("steps = [3]", PROBLEM, r"^steps = \[3\] is wrong"),
-        ("audit = true", PROBLEM, r"^audit = True is wrong: it is not the name of a file"),
-        ("", PROBLEM.replace("[2, 1, 1]", "[-1, 2, 1]"), r"^problem\.shape = \[-1, 2, 1\] is wrong"),
+        ('steps = "os"', PROBLEM, r"^site\.steps = 'os' is wrong"),
+        ("steps = inf", PROBLEM, r"^site\.steps = inf is wrong"),
+        ("steps = [3]", PROBLEM, r"^site\.steps = 3 is wrong"),
+        ("audit = true", PROBLEM, r"^site\.audit = True is wrong"),
+        ("", PROBLEM.replace("[2, 1, 1]", "[-1, 2, 1]"), r"^problem\.shape = -1 is wrong"),
         ("", PROBLEM.replace("[2, 1, 1]", "[1000000, 1000000, 1]"), r"^problem\.shape = .* is wrong"),
         ("", PROBLEM.replace("[2, 1, 1]", "[]"), r"^problem\.shape = \[\] is wrong"),
         ("", PROBLEM.replace("classes = 2", "classes = 0"), r"^problem\.classes = 0 is wrong"),

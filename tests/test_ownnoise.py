@@ -18,7 +18,7 @@ import fedbilevel as fb
 from fedbilevel.algorithms.local import Lower, LowerGradient, lower_gradient, lower_steps
 from fedbilevel.data import ClientData, Part
 from fedbilevel.engines import Call, ClientStates, Held
-from fedbilevel.engines.flare import Flare, Site
+from fedbilevel.engines.flare import Flare, Site, pack, unpack
 from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.federate import load_site
 from fedbilevel.federate.sitefile import write_rows
@@ -243,6 +243,70 @@ def test_a_site_that_adds_less_than_the_run_promises_takes_no_part(
     assert sorted(engine.refused) == ["1", "2"]
     assert "the run promises local privacy with noise 3.0, this site adds none" in engine.refused["1"]
     assert "this site adds 2.0; set it in [privacy] of the site's TOML" in engine.refused["2"]
+
+
+class Failing:
+    """An engine whose steps raise what is not known before they are run."""
+
+    def __init__(self, engine: fb.Engine, error: Exception) -> None:
+        self.problem, self.clients, self.capabilities = engine.problem, engine.clients, engine.capabilities
+        self._error = error
+
+    def replies(self, call: Call) -> Any:
+        raise self._error
+
+    def close(self) -> None:
+        pass
+
+
+def asked(site: Site) -> list[dict[str, Any]]:
+    """The headers of a site's answers to a hello and to a step."""
+    hello = {"kind": "hello", "round": 0, "session": "s", "run": "r", "sizes": [10, 8], "noise": SIGMA}
+    step = {"kind": "step", "round": 1, "session": "s", "step": lower_gradient.address, "address": ["round", 0]}
+    step |= {"clock": 0, "settled": 0, "kept": None, "client": 0, "held": {"x": 1, "y": 1}, "constants": {}}
+    step |= {"samples": {"zeta": {"kind": "sample", "part": "lower", "size": None}}, "keys": {"zeta": "00" * 16}}
+    requests = pack(hello, {}), pack(step, {"held.x": X, "held.y": Y})
+    return [dict(unpack(site.answer(request)).header) for request in requests]
+
+
+@pytest.mark.parametrize("error", [ValueError("row 3 is 0.125"), fb.StepError("row 3 is 0.125")])
+def test_neither_a_row_count_nor_the_text_of_an_exception_leaves_a_private_site(
+    quadratic: QuadraticTask, tmp_path: Path, error: Exception
+) -> None:
+    """Both are functions of the data without noise. The site's own audit file has the text."""
+    privacy = SitePrivacy(noise=SIGMA, clip=CLIP)
+
+    def make(problem: Any, clients: Any, states: ClientStates) -> fb.Engine:
+        return OwnNoise(Failing(fb.Loop(problem, clients, states=states), error), privacy, tmp_path)
+
+    audit = tmp_path / "audit.jsonl"
+    site = Site(quadratic.problem, quadratic.clients.data[0], noise=SIGMA, engine=make, audit=audit)
+    welcome, answer = asked(site)
+    assert welcome["kind"] == "welcome" and welcome["rows"] is None
+    assert answer["kind"] == "error" and "0.125" not in answer["reason"]
+    assert "row 3 is 0.125" in audit.read_text()
+
+
+def test_a_private_site_still_says_that_its_budget_is_used_up(quadratic: QuadraticTask, tmp_path: Path) -> None:
+    """This depends on the number of requests only."""
+    privacy = SitePrivacy(noise=SIGMA, clip=CLIP, limit=1e-3)
+
+    def make(problem: Any, clients: Any, states: ClientStates) -> fb.Engine:
+        return OwnNoise(fb.Loop(problem, clients, states=states), privacy, tmp_path)
+
+    _, answer = asked(Site(quadratic.problem, quadratic.clients.data[0], noise=SIGMA, engine=make))
+    assert "this site uploads no more" in answer["reason"]
+
+
+def test_a_server_takes_part_with_sites_that_do_not_tell_their_rows_but_cannot_weigh_them(
+    quadratic: QuadraticTask, tmp_path: Path
+) -> None:
+    fed = federation(quadratic, tmp_path, [SIGMA, SIGMA], SIGMA)
+    ask(fed)
+    assert fed.engine.clients.size(0) == (0, 0)
+    weighing = fb.Federation(fed.engine, weighting="samples")
+    with pytest.raises(fb.SettingsError, match="client 0 does not tell how many rows it has"):
+        ask(weighing)
 
 
 def test_a_sites_toml_has_the_section(tmp_path: Path) -> None:

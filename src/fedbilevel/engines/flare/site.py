@@ -97,9 +97,10 @@ class Site:
     def answer(self, request: Any, caller: str = "server") -> bytes:
         """The reply to a request. An error is also a reply, with a code and a short reason; nothing is raised."""
         with self._lock:
-            number = -1
+            number, step = -1, None
             try:
                 message = unpack(request, self._limit)
+                step = message.header.get("step")
                 number = message.get("round", int)
                 return self._answer(message, number, caller)
             except Malformed as error:
@@ -109,7 +110,7 @@ class Site:
             except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
                 trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
             reason = one_line(reason, SHOWN)
-            self.note(caller, reason, number=number)
+            self.note(caller, reason, number=number, step=one_line(step, SHOWN) if isinstance(step, str) else None)
             return pack({"kind": "error", "round": number, "code": trouble.value, "reason": reason}, {})
 
     def _answer(self, message: Message, number: int, caller: str) -> bytes:
