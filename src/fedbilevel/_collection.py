@@ -13,7 +13,7 @@ import numpy as np
 
 from .aggregate import Accumulator
 from .engines import Call, Engine, Expected, Fault, Reason, Replies, expect, payload
-from .errors import Diverged, TooFewReplies
+from .errors import Diverged, SettingsError, TooFewReplies
 from .ledger import Account, Event, Exclusion, Ledger
 from .policies import Policies
 from .rng import Kind
@@ -117,7 +117,14 @@ class Collection:
     def _weights(self, clients: tuple[int, ...]) -> np.ndarray:
         if self.weighting == "uniform":
             return np.ones(len(clients), np.float32)
-        return np.asarray([sum(self.engine.clients.size(c)) for c in clients], np.float32)
+        rows = {client: sum(self.engine.clients.size(client)) for client in clients}
+        unknown = [client for client, count in rows.items() if count == 0]
+        if unknown:
+            raise SettingsError(
+                f"client {unknown[0]} does not tell how many rows it has, so it cannot be weighed; "
+                "use the weighting 'uniform'"
+            )
+        return np.asarray(list(rows.values()), np.float32)
 
 
 def _row_bytes(rows: PerClient, client: int) -> int:

@@ -9,6 +9,7 @@ FedBilevelError            everything this library raises on purpose
 ├── CheckpointError        a file of a run that is not as it was written           (exit code 1)
 ├── StorageError           the run folder could not be written                     (exit code 1)
 ├── StepError              a client step failed: names client, step and round      (exit code 1)
+│   └── Refused            a site refuses a step by its policy or its budget       (exit code 1)
 └── TooFewReplies          fewer valid replies than the federation needs           (exit code 1)
     └── Diverged           replies or losses that are not finite, or explode       (exit code 1)
 """
@@ -77,6 +78,10 @@ class StorageError(FedBilevelError):
 
 class StepError(FedBilevelError):
     """A client step failed; the message names the client, the step and the round."""
+
+
+class Refused(StepError):
+    """A site refuses a step by its policy or its budget. The message depends on requests, and on no data."""
 
 
 class TooFewReplies(FedBilevelError):

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field
 
 from ..engines import Call, Engine, Replies
-from ..errors import SettingsError, StepError
+from ..errors import Refused, SettingsError, StepError
 from ..files import arrays_digest, write_whole
 from ..privacy import Privacy, Secret, accounting, local_epsilon, noisy, read_key
 from ..rng import Kind
@@ -61,7 +61,7 @@ class OwnNoise:
 
     def replies(self, call: Call) -> Iterator[Replies]:
         if call.kind is not Kind.ROUND:
-            raise StepError(f"{call.step.name}: this site has [privacy] and answers no probe")
+            raise Refused(f"{call.step.name}: this site has [privacy] and answers no probe")
         for chunk in self._engine.replies(call):
             made = noisy(chunk, call, self._privacy, self._secret)
             if made is None:
@@ -84,7 +84,7 @@ class OwnNoise:
             spent["precision"] += uploads / self._privacy.noise**2
             spent["recent"] = [*spent["recent"][1 - RECENT :], released]
             if self._limit is not None and (epsilon := self._epsilon(spent["precision"])) > self._limit:
-                raise StepError(
+                raise Refused(
                     f"this site uploads no more: epsilon would be {epsilon:.3g}, its limit is {self._limit:g}"
                 )
             _write(self._folder / SPENT, spent)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...data import ClientSize
-from ...errors import SettingsError, StepError
+from ...errors import Refused, SettingsError
 from ...files import write_whole
 from ...settings import Count, about, settings
 from ...steps import Descriptor, Epochs, Use
@@ -50,7 +50,7 @@ class SitePolicy:
 
 
 class Guard:
-    """Enforces a policy. It raises `StepError` for what the policy refuses.
+    """Enforces a policy. It raises `Refused` for what the policy refuses.
 
     folder  has the count of requests (default: they are counted in memory only)
     """
@@ -64,7 +64,7 @@ class Guard:
         self._in_time()
         if self._policy.specs is not None and spec not in self._policy.specs:
             named = repr(spec[:80] if isinstance(spec, str) else None)
-            raise StepError(f"the policy of this site does not allow the spec {named}; add it to policy.specs")
+            raise Refused(f"the policy of this site does not allow the spec {named}; add it to policy.specs")
 
     def permit(self, call: Call, given: Mapping[str, Any], size: ClientSize) -> None:
         """Whether a step may be run, which is then counted. `given` has the arguments that are not samples."""
@@ -72,7 +72,7 @@ class Guard:
         name, address = call.step.name, call.step.address
         patterns = self._policy.steps
         if patterns is not None and not any(fnmatchcase(address if ":" in p else name, p) for p in patterns):
-            raise StepError(f"the policy of this site does not allow {address}; it allows {', '.join(patterns)}")
+            raise Refused(f"the policy of this site does not allow {address}; it allows {', '.join(patterns)}")
         self._rows(call, given, size)
         if self._policy.requests_per_hour is not None or self._policy.requests_in_all is not None:
             self._count()
@@ -84,7 +84,7 @@ class Guard:
         else:
             over = until is not None and now.date() > until
         if over:
-            raise StepError(f"this site answers no more: policy.until has passed, it was {until}")
+            raise Refused(f"this site answers no more: policy.until has passed, it was {until}")
 
     def _rows(self, call: Call, given: Mapping[str, Any], size: ClientSize) -> None:
         fewest = self._policy.smallest_batch
@@ -92,12 +92,11 @@ class Guard:
             return
         for name, value in given.items():
             if value is not None and call.step.use(name) is Use.DRAWN:
-                raise StepError(f"{name} of {call.step.name} is drawn by the site, and the server may not give it")
+                raise Refused(f"{name} of {call.step.name} is drawn by the site, and the server may not give it")
         for name, sample in call.samples.items():
-            used = _fewest_rows(sample, size.lower if sample.part == "lower" else size.upper)
-            if used < fewest:
-                raise StepError(
-                    f"{name} of {call.step.name} would use {used} rows at once; policy.smallest_batch is {fewest}"
+            if _fewest_rows(sample, size.lower if sample.part == "lower" else size.upper) < fewest:
+                raise Refused(
+                    f"{name} of {call.step.name} would use too few rows at once; policy.smallest_batch is {fewest}"
                 )
 
     def _count(self) -> None:
@@ -117,10 +116,10 @@ class Guard:
         now, hourly, most = clock(), self._policy.requests_per_hour, self._policy.requests_in_all
         recent = [moment for moment in self._recent if moment > now - HOUR]
         if most is not None and self._requests >= most:
-            raise StepError(f"this site answers no more: policy.requests_in_all is {most}")
+            raise Refused(f"this site answers no more: policy.requests_in_all is {most}")
         if hourly is not None and len(recent) >= hourly:
             wait = min(recent) + HOUR - now
-            raise StepError(
+            raise Refused(
                 f"too many requests: policy.requests_per_hour is {hourly}; ask again in {wait:.0f} seconds"
             )
         self._requests += 1

@@ -20,10 +20,14 @@ from .._replies import Fault, Reason, Replies
 from .wire import HEADER_LIMIT, LIMIT, Malformed, Message, Trouble, descriptor_to_json, pack, unpack, whole
 
 SAYS = {  # what the ledger counts by when a site answers with an error
-    Trouble.REQUEST.value: "the site refuses the request",
+    Trouble.REQUEST.value: "the site cannot use the request",
+    Trouble.REFUSED.value: "the site refuses the request",
     Trouble.FAILED.value: "the step failed at the site",
 }
 MAX_PID = 2**32  # the largest number of a process on the systems that we know of
+
+
+UNKNOWN = ClientSize(0, 0)  # of a site that does not take part, or does not tell
 
 
 class Delivery(NamedTuple):
@@ -43,7 +47,7 @@ class RemoteClients:
     """The sites as clients. The server knows their number and sizes, but not their data."""
 
     def __init__(self, sizes: Sequence[ClientSize | None]) -> None:
-        self._sizes = [size or ClientSize(0, 0) for size in sizes]
+        self._sizes = [size or UNKNOWN for size in sizes]
 
     @property
     def count(self) -> int:
@@ -244,14 +248,16 @@ def _welcomed(message: Message, max_rows: int) -> tuple[ClientSize, int]:
     rows, pid = message.header.get("rows"), message.header.get("pid")
     if message.header.get("kind") != "welcome" or message.vectors:
         raise Malformed("not a welcome")
+    if not whole(pid, 1, MAX_PID):
+        raise Malformed(f"its process is not a whole number from 1 to {MAX_PID}")
+    if rows is None:  # a private site does not tell
+        return UNKNOWN, pid
     if not isinstance(rows, list) or len(rows) != 2 or not all(type(n) is int and n > 0 for n in rows):
         raise Malformed("its numbers of rows are not two positive whole numbers")
     if max(rows) > max_rows:
         raise Malformed(
             f"it claims more rows than federation.max_rows = {max_rows}; set it higher if that is right"
         )
-    if not whole(pid, 1, MAX_PID):
-        raise Malformed(f"its process is not a whole number from 1 to {MAX_PID}")
     return ClientSize(*rows), pid
 
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from ...data import ClientData, ClientSize
-from ...errors import FedBilevelError, one_line
+from ...errors import FedBilevelError, Refused, one_line
 from ...problem import BilevelProblem
 from ...rng import KEY_SIZE, Address, Keys, Kind
 from ...steps import PerClient, Step, find_step
@@ -105,12 +105,16 @@ class Site:
                 return self._answer(message, number, caller)
             except Malformed as error:
                 trouble, reason = Trouble.REQUEST, str(error)
+            except Refused as error:
+                trouble, reason = Trouble.REFUSED, str(error)
             except FedBilevelError as error:
                 trouble, reason = Trouble.FAILED, str(error)
             except (Exception, SystemExit) as error:  # a module of the site may end its process when imported
                 trouble, reason = Trouble.FAILED, f"{type(error).__name__}: {error}"
             reason = one_line(reason, SHOWN)
             self.note(caller, reason, number=number, step=one_line(step, SHOWN) if isinstance(step, str) else None)
+            if trouble is Trouble.FAILED and self._noise is not None:  # what an exception says may be the data
+                reason = "the site is private, and does not tell why"
             return pack({"kind": "error", "round": number, "code": trouble.value, "reason": reason}, {})
 
     def _answer(self, message: Message, number: int, caller: str) -> bytes:
@@ -166,7 +170,8 @@ class Site:
             self._engine.close()
             self._run, (self._engine, self._states) = run, self._opened(run)
         self._session, self._shelf, self._last = session, {}, (number, b"")
-        return pack({"kind": "welcome", "round": number, "rows": list(self._size), "pid": os.getpid()}, {})
+        rows = list(self._size) if self._noise is None else None  # a private site tells nothing without noise
+        return pack({"kind": "welcome", "round": number, "rows": rows, "pid": os.getpid()}, {})
 
     def _opened(self, run: str) -> tuple[Engine, ClientStates]:
         """The engine for a run, with the states that the site has kept for it."""

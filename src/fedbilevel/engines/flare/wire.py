@@ -45,7 +45,8 @@ class Malformed(ValueError):
 class Trouble(Enum):
     """Why a site answers a request with an error."""
 
-    REQUEST = "request"  # the request is not valid, or the site does not allow it
+    REQUEST = "request"  # the request is not valid, or asks for what the site does not have
+    REFUSED = "refused"  # the policy or the budget of the site does not allow it
     FAILED = "failed"  # the step raised an exception
 
 
