@@ -241,6 +241,13 @@ def test_without_sampling_epsilon_is_exactly_that_of_one_gaussian_mechanism() ->
         assert found < rdp_epsilon(lambda a: 12 * a / (2 * 20.0**2)), "Rényi accounting is a bound, and not exact"
 
 
+def test_next_to_no_noise_has_an_epsilon_that_is_bounded_and_goes_on_growing() -> None:
+    """At the change from the exact formula to the bound, ε is larger by about a thousandth."""
+    found = [local_epsilon(1, 2 * multiplier, 1e-5) for multiplier in (1e-9, 1e-6, 0.99999e-3, 1.00001e-3, 1e-2)]
+    assert found == sorted(found, reverse=True) and math.isfinite(found[0])
+    assert found[2] == pytest.approx(found[3], rel=2e-3) and found[2] > found[3]
+
+
 def test_epsilon_is_never_above_that_of_a_client_in_every_cohort() -> None:
     """With little noise, the bound for sampling without replacement is worse than no bound for sampling at all."""
     releases: dict[Release, int] = {CohortUploads(90, 5): 10}

@@ -27,6 +27,7 @@ from ._books import Books, CohortUploads, Entry, Release
 from ._settings import Privacy
 
 FINE = tuple(n / 2 for n in range(4, 11))
+SMALLEST = 1e-3  # the smallest multiplier for which ε is computed exactly; it is then about 500,000
 ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
@@ -85,10 +86,14 @@ def spent_epsilon(privacy: Privacy, releases: Mapping[Release, int], clients: in
 def local_epsilon(uploads: float, noise: float, delta: float) -> float:
     """ε at δ of a client that uploaded this number of vectors with the noise multiplier σ.
 
-    Together they are one Gaussian mechanism of multiplier σ / (2 √uploads), whose ε is known exactly (Balle and
-    Wang 2018, theorem 8).
+    Together they are one Gaussian mechanism of multiplier s = σ / (2 √uploads), whose ε is known exactly (Balle
+    and Wang 2018, theorem 8). Where there is next to no noise the exact formula loses all digits, and ε is bounded by
+    1/(2s²) + √(2 log(1/δ))/s (Bun and Steinke 2016, proposition 1.3).
     """
-    return float(accounting().get_epsilon_gaussian(noise / (2 * math.sqrt(uploads)), delta))
+    multiplier = noise / (2 * math.sqrt(uploads))
+    if multiplier < SMALLEST:
+        return 0.5 / multiplier**2 + math.sqrt(2 * math.log(1 / delta)) / multiplier
+    return float(accounting().get_epsilon_gaussian(multiplier, delta))
 
 
 def _digest(call: Call, result: Any) -> str:
