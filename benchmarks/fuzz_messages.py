@@ -250,7 +250,7 @@ class ServerFuzz:
 
     def _step(self, step: Any) -> Any:
         if step is losses:
-            given = {"x": jnp.ones(self.problem.size_x), "y": jnp.ones(self.problem.size_y)}
+            given: Any = {"x": jnp.ones(self.problem.size_x), "y": jnp.ones(self.problem.size_y)}
             return self._fed.probe(losses, **given, xi=Sample("upper"), zeta=Sample("lower"))
         if step is lower_sgd:
             zeta = Samples("lower", 4, PerClient((2, 3)))

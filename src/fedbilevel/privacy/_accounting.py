@@ -87,8 +87,8 @@ def local_epsilon(uploads: float, noise: float, delta: float) -> float:
     """ε at δ of a client that uploaded this number of vectors with the noise multiplier σ.
 
     Together they are one Gaussian mechanism of multiplier s = σ / (2 √uploads), whose ε is known exactly (Balle
-    and Wang 2018, theorem 8). Where there is next to no noise the exact formula loses all digits, and ε is bounded by
-    1/(2s²) + √(2 log(1/δ))/s (Bun and Steinke 2016, proposition 1.3).
+    and Wang 2018, theorem 8). Where there is next to no noise the exact formula loses all digits, and ε is bounded
+    by 1/(2s²) + √(2 log(1/δ))/s (Bun and Steinke 2016, proposition 1.3).
     """
     multiplier = noise / (2 * math.sqrt(uploads))
     if multiplier < SMALLEST:
