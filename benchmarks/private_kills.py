@@ -42,9 +42,7 @@ def main() -> int:
         lines = (out / "privacy.jsonl").read_text().splitlines()[1:]
         iterations = settings["stop.iterations"]
         print(f"killed: {', '.join(f'{what} in round {number}' for what, (number, _) in killer.killed.items())}")
-        print(
-            f"iterations {result.history[-1]['iteration']}, releases booked {len(lines)} of {5 * iterations} rounds"
-        )
+        print(f"iterations {result.history[-1]['iteration']}; booked {len(lines)} of {5 * iterations} rounds")
         print(f"epsilon by iteration: {', '.join(f'{epsilon:.2f}' for epsilon in spent)}")
         (server,) = (Path(place) / "state" / "books").iterdir()
         known = {json.loads(line)["release"] for line in server.read_text().splitlines()[1:]}
