@@ -33,6 +33,7 @@ from fedbilevel.errors import FedBilevelError
 from fedbilevel.federate import load_site
 from fedbilevel.federate.sitefile import write_rows
 from fedbilevel.runtime import prepare_runtime
+from fuzz_messages import spoil_bytes
 
 ESCAPED = "ESCAPED"
 ROWS = ClientData(
@@ -81,25 +82,6 @@ def change_settings(site: dict[str, Any], draw: random.Random) -> None:
         section[key] = copy.deepcopy(draw.choice(VALUES))
 
 
-def spoil_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Flip, cut, repeat or replace bytes."""
-    data = bytearray(content) or bytearray(b"x")
-    at, length = draw.randrange(len(data)), draw.randint(1, 24)
-    match draw.randrange(5):
-        case 0:
-            for _ in range(draw.randint(1, 6)):
-                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        case 1:
-            del data[at:]
-        case 2:
-            del data[at : at + length]
-        case 3:
-            data[at:at] = data[at : at + length] * draw.randint(1, 5)
-        case _:
-            data[at : at + length] = draw.randbytes(length)
-    return bytes(data)
-
-
 def odd_array(draw: random.Random) -> np.ndarray:
     """An array that rows should not be."""
     return draw.choice(
@@ -133,7 +115,7 @@ def write_site(folder: Path, draw: random.Random) -> Path:
             change_settings(site, draw)
     text = tomli_w.dumps(site).encode(errors="replace")
     if draw.random() < 0.15:
-        text = spoil_bytes(text, draw)
+        text = spoil_bytes(text or b"x", draw, b"0")
     (folder / "site.toml").write_bytes(text)
     if draw.random() < 0.2:
         table[draw.randrange(len(table))][draw.randrange(4)] = draw.choice(CELLS)
@@ -150,7 +132,7 @@ def write_site(folder: Path, draw: random.Random) -> Path:
             arrays[draw.choice((*arrays, "other", "lower.inputs.a"))] = odd_array(draw)
             np.savez(file, **arrays)
         else:
-            file.write_bytes(spoil_bytes(file.read_bytes(), draw))
+            file.write_bytes(spoil_bytes(file.read_bytes() or b"x", draw, b"0"))
     return folder / "site.toml"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes import Watching
 from fedbilevel.algorithms.local import lower_gradient
 from fedbilevel.engines import Call, Loop, Replies
 from fedbilevel.engines.flare import Site, pack, unpack
@@ -19,31 +20,15 @@ from fedbilevel.problems import QuadraticTask
 DIGITS = b"9" * 5000
 
 
-class Watched:
-    """A loop that notes the calls that it runs."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self.problem, self.clients, self.capabilities = loop.problem, loop.clients, loop.capabilities
-        self.calls: list[Call] = []
-
-    def replies(self, call: Call) -> Iterator[Replies]:
-        self.calls.append(call)
-        yield from self._loop.replies(call)
-
-    def close(self) -> None:
-        self._loop.close()
-
-
 @pytest.fixture(scope="module")
-def engines() -> list[Watched]:
+def engines() -> list[Watching]:
     return []
 
 
 @pytest.fixture(scope="module")
-def site(quadratic: QuadraticTask, engines: list[Watched]) -> Site:
-    def make(problem: Any, clients: Any, states: Any) -> Watched:
-        engines.append(Watched(Loop(problem, clients, states=states)))
+def site(quadratic: QuadraticTask, engines: list[Watching]) -> Site:
+    def make(problem: Any, clients: Any, states: Any) -> Watching:
+        engines.append(Watching(Loop(problem, clients, states=states)))
         return engines[-1]
 
     return Site(quadratic.problem, quadratic.clients.load(0), engine=make)
@@ -125,7 +110,7 @@ REQUESTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("what", REQUESTS)
 def test_a_request_that_is_not_valid_gets_an_error_and_runs_nothing(
-    what: str, site: Site, engines: list[Watched]
+    what: str, site: Site, engines: list[Watching]
 ) -> None:
     assert unpack(site.answer(raw(HELLO))).header["kind"] == "welcome"
     before = sum(len(engine.calls) for engine in engines)
@@ -150,11 +135,11 @@ def test_a_module_that_ends_its_process_is_an_error_and_the_site_goes_on(
 
 
 def test_what_a_site_says_of_an_exception_is_short_and_printable(quadratic: QuadraticTask) -> None:
-    class Broken(Watched):
+    class Broken(Watching):
         def replies(self, call: Call) -> Iterator[Replies]:
             raise ValueError("\x1b[2J" + "x" * 10**6)
 
-    def make(problem: Any, clients: Any, states: Any) -> Watched:
+    def make(problem: Any, clients: Any, states: Any) -> Watching:
         return Broken(Loop(problem, clients, states=states))
 
     site = Site(quadratic.problem, quadratic.clients.load(0), engine=make)
