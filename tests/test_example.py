@@ -118,6 +118,12 @@ def test_a_killed_process_is_resumed_with_the_same_bits(simulated: fb.Result, tm
     assert history(resumed) == history(simulated)
 
 
+def test_a_method_without_a_check_of_its_own_is_refused_a_cohort_that_cannot_be() -> None:
+    for participation in (0, 0.0, 10**6):
+        with pytest.raises(fb.SettingsError, match=r"^algorithm\.participation = .* is wrong"):
+            fb.load_spec(EXAMPLE, {"algorithm.participation": participation})
+
+
 @pytest.mark.parametrize(
     "sets",
     [

@@ -22,12 +22,14 @@ def check_parts(
     stop: StopSettings,
 ) -> None:
     """Raise a `SettingsError` that names the field if the parts of a run do not fit together."""
-    if isinstance(algorithm, Checked):
-        try:
+    try:
+        if isinstance(algorithm, Sampling):
+            cohort_size(algorithm.participation, clients)
+        if isinstance(algorithm, Checked):
             with users_code("check raises "):
                 algorithm.check(clients)
-        except SettingsError as error:
-            raise SettingsError(f"algorithm.{error}") from None
+    except SettingsError as error:
+        raise SettingsError(f"algorithm.{error}") from None
     if isinstance(federation.min_replies, int) and federation.min_replies > clients:
         raise SettingsError(
             f"federation.min_replies = {federation.min_replies} is wrong: there are {clients} clients"
