@@ -1,4 +1,9 @@
-"""Certificates renewed and a site revoked, as docs/federate.md says it, in a federation of one site."""
+"""Certificates renewed and a site revoked, as docs/federate.md says it, in a federation of one site.
+
+    python -m pytest benchmarks/certificates.py
+
+It shows what FLARE does, and not what this library does, so it is not among the tests.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,6 @@ import pytest
 from engine_equality import SETTINGS, spec_of
 from fedbilevel.federate import LoopbackFederation, simulated_sites
 from fedbilevel.federate.loopback import PROJECT, SERVER
-
-pytestmark = pytest.mark.slow
 
 SITE = "site-1"
 PATIENCE = 120.0
