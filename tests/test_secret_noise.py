@@ -299,6 +299,16 @@ def test_books_are_continued_and_a_repetition_is_booked_once(tmp_path: Path) -> 
     assert Books([file]).cohorts == again.cohorts
 
 
+def test_books_of_another_process_are_the_same(tmp_path: Path) -> None:
+    first = Books([tmp_path / "privacy.jsonl"], "run")
+    for entry in ENTRIES:
+        first.book(entry)
+    other = Books(name="run", lines=json.loads(json.dumps(first.lines)))
+    assert other.cohorts == first.cohorts
+    other.book(ENTRIES[0])
+    assert other.lines == Books([tmp_path / "privacy.jsonl"]).lines
+
+
 def test_books_in_two_places_complete_each_other(tmp_path: Path) -> None:
     """A server keeps its own books, because the folder that it is sent with a job may be older."""
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"

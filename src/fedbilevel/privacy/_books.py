@@ -61,11 +61,13 @@ class Entry(NamedTuple):
 class Books:
     """The entries of a run, in memory and in files.
 
-    name    the random name of the run, on which its secret depends (default: that of the files, or a new one)
     files   every entry is in all of these files (default: in none); what one lacks is copied from the others
+    name    the random name of the run, on which its secret depends (default: that of the files, or a new one)
+    lines   all entries so far as JSON values, in the order in which they were booked; those that are given are
+            from another process
     """
 
-    def __init__(self, files: Sequence[Path] = (), name: str | None = None) -> None:
+    def __init__(self, files: Sequence[Path] = (), name: str | None = None, lines: Iterable[Any] = ()) -> None:
         found = [_read(file) for file in files if file.exists()]
         names = {own for own, _ in found} | ({name} if name is not None else set())
         if len(names) > 1:
@@ -73,7 +75,8 @@ class Books:
                 f"{', '.join(map(str, files))}: these are the books of different runs: {sorted(names)}"
             )
         self.name = names.pop() if names else secrets.token_hex(16)
-        entries = dict.fromkeys(entry for _, lines in found for entry in lines)
+        entries = dict.fromkeys([*(entry for _, own in found for entry in own), *map(_entry, lines)])
+        self.lines = [entry._asdict() for entry in entries]
         self._known = {entry.release for entry in entries}
         self._cohorts: dict[tuple[int, int], int] = {}  # vectors, by the round of the draw and the cohort's size
         self._clients: Counter[int] = Counter()
@@ -81,15 +84,17 @@ class Books:
             self._count(entry)
         self._files = tuple(files)
         for file in files:
-            _write(file, [{"run": self.name}, *map(_line, entries)])
+            _write(file, [{"run": self.name}, *self.lines])
 
     def book(self, entry: Entry) -> None:
         """Book a release, before it is used. A repetition is booked only once."""
         if entry.release in self._known:
             return
+        line = entry._asdict()
         for file in self._files:
-            _append(file, _line(entry))
+            _append(file, line)
         self._known.add(entry.release)
+        self.lines.append(line)
         self._count(entry)
 
     def _count(self, entry: Entry) -> None:
@@ -111,10 +116,6 @@ class Books:
 def name_in_books(files: Iterable[Path]) -> str | None:
     """The name of the run that these files belong to, or None if none of them exists."""
     return next((_read(file)[0] for file in files if file.exists()), None)
-
-
-def _line(entry: Entry) -> dict[str, Any]:
-    return entry._asdict()
 
 
 def _read(file: Path) -> tuple[str, list[Entry]]:

@@ -125,7 +125,11 @@ class Course:
             return
         own = () if self.folder is None else (self.folder.file(BOOKS),)
         files = (*own, *self.setup.books) if self._writes else ()
-        self._accountant = Accountant(self.setup.privacy, Books(files, self.setup.name))
+        books = Books(files, self.setup.name)
+        if processes.are_several():  # only the first process has read the files
+            lines = processes.from_first(lambda: books.lines)
+            books = books if processes.is_first() else Books(name=self.setup.name, lines=lines)
+        self._accountant = Accountant(self.setup.privacy, books)
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
         """Continue from the states that clients kept.
