@@ -12,8 +12,9 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +59,15 @@ class Names(Mapping[str, T]):
         return name in self._known or name in self._added()
 
     def _added(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in entry_points(group=f"fedbilevel.{self.kind}")}
+        return _installed(entry_points, f"fedbilevel.{self.kind}", tuple(sys.path))
+
+
+@lru_cache(maxsize=32)
+def _installed(
+    find: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[str, ...]
+) -> dict[str, EntryPoint]:
+    """The entry points of a group. To find them, Python reads files of all installed packages, in 30 ms."""
+    return {entry.name: entry for entry in find(group=group)}
 
 
 def lacking(table: Names[Any], cls: type[Any]) -> list[str]:
