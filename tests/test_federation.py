@@ -422,7 +422,7 @@ def test_each_keeps_the_replies_apart_is_no_round_and_names_who_fails() -> None:
 
 
 def rows_of(call: Call, client: int, engine: Engine) -> list[int]:
-    made = prepare(call, client, engine.clients.size(client), engine.clients.capacity)["zeta"]
+    made = prepare(call, engine.problem, client, engine.clients.size(client), engine.clients.capacity)["zeta"]
     return [int(i) for i in made.index]
 
 

@@ -299,7 +299,10 @@ def test_the_residuals_of_ma_dsbo_draw_new_rows_every_time() -> None:
     assert len(residuals) == 2 * 3
     assert len({call.address for call in engine.calls}) == len(engine.calls) == fed.ledger.local
     for client in range(3):
-        draws = [prepare(call, client, task.clients.size(client), task.clients.capacity) for call in residuals]
+        draws = [
+            prepare(call, task.problem, client, task.clients.size(client), task.clients.capacity)
+            for call in residuals
+        ]
         for name in ("xi", "u"):
             rows = [tuple(d[name].index.tolist()) for d in draws]
             assert rows[0] != rows[1] and len(set(rows)) == len(rows)

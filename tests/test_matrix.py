@@ -24,11 +24,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.data import DataSettings
-from fedbilevel.engines.flare import Flare, Site
-from fedbilevel.engines.flare.server import Delivery
 from fedbilevel.problems import HyperRepresentation
 from fedbilevel.settings import meanings
 from loopback import loopback_only
+from wires import in_process_sites
 
 pytestmark = pytest.mark.slow
 
@@ -73,23 +72,11 @@ def ridge() -> fb.Task:
 PROBLEMS: dict[str, Callable[[], fb.Task]] = {"quadratic": quadratic, "digits": digits, "ridge": ridge}
 
 
-def flare(problem: fb.BilevelProblem, clients: fb.Clients) -> fb.Engine:
-    """Sites in this process, with real messages between them and the server."""
-    names = [f"site-{i}" for i in range(clients.count)]
-    modules = ["fedbilevel_momentum"]
-    sites = {name: Site(problem, clients.load(i), modules=modules) for i, name in enumerate(names)}
-
-    def send(requests: Any, timeout: float) -> Delivery:
-        return Delivery({name: sites[name].answer(request) for name, request in requests.items()}, {})
-
-    return Flare(problem, names, send)
-
-
 ENGINES: dict[str, Callable[[Any, Any], fb.Engine]] = {
     "loop": fb.Loop,
     "simulation": functools.partial(fb.Simulation, devices=1),
     "simulation in turn": functools.partial(fb.Simulation, devices=1, over="map"),
-    "flare": flare,
+    "flare": functools.partial(in_process_sites, modules=["fedbilevel_momentum"]),
 }
 CLOSE = 2e-5
 EXACT = {

@@ -82,6 +82,7 @@ class ByHand:
     """The quadratic problem without JAX."""
 
     traceable: ClassVar[bool] = False
+    chances: ClassVar[None] = None
     over: ClassVar[Over] = "vmap"
 
     def __init__(self, p: int, q: int) -> None:

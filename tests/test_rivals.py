@@ -51,7 +51,7 @@ class Recorder:
         sources = [call.constants["source"] for call in self.calls if call.step.name == "gradients"]
         rounds = [call for call in self.calls if call.step.name == "lower_steps"]
         clients, size = self.calls[0].clients, self.clients.capacity
-        draws = [[prepare(call, c, size, size)["zeta"].draws for c in clients] for call in rounds]
+        draws = [[prepare(call, self.problem, c, size, size)["zeta"].draws for c in clients] for call in rounds]
         index = torch.from_numpy(np.stack([[d.index for d in each] for each in draws])).long()
         counts = tuple(int(n) for n in draws[0][0].weight.sum(axis=1))
         return Plan(clients, index, counts, sources.index(True))

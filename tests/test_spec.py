@@ -466,7 +466,7 @@ def changed(raw: dict[str, Any], section: str, field: str, hint: Any) -> Spec:
     """A spec that differs from the raw one in this field only."""
     before, old = parse(raw), raw.get(section, {}).get(field)
     words: list[Any] = [*DATASETS, *KINDS, *literals(hint), "loop", "median"]
-    numbers = [old + 1, old / 2] if isinstance(old, int | float) else [1, 2, 0.25]
+    numbers = [old + 1, old / 2, 0.25] if isinstance(old, int | float) else [1, 2, 0.25]
     for value in (not old, *numbers, *words):
         try:
             spec = parse(raw | {section: raw.get(section, {}) | {field: value}})

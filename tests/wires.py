@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedbilevel.engines.flare import Site
+import fedbilevel as fb
+from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.engines.flare.server import Delivery
 
 
@@ -30,3 +31,11 @@ class Wires:
                 replies[name] = self.spoil(name, self.sites[name].answer(request))
                 self.seen += [request, replies[name]]
         return Delivery(replies, failures)
+
+
+def in_process_sites(problem: fb.BilevelProblem, clients: fb.Clients, *, modules: Sequence[str] = ()) -> fb.Engine:
+    """A federation whose sites are in this process, with real messages between them and the server."""
+    names = [f"site-{i}" for i in range(clients.count)]
+    sites = {name: Site(problem, clients.load(i), modules=modules) for i, name in enumerate(names)}
+
+    return Flare(problem, names, Wires(sites))

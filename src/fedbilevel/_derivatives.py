@@ -14,6 +14,7 @@ backward pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -37,6 +38,18 @@ class Losses(Protocol):
     def features(self, x: Array, inputs: PyTree) -> PyTree: ...
 
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array: ...
+
+
+class Derivative(Enum):
+    """What is computed from a loss. A random loss may make choices of its own for each of them."""
+
+    F = 0
+    G = 1
+    F_X = 2
+    F_Y = 3
+    G_Y = 4
+    G_YY = 5
+    G_XY = 6
 
 
 class Embedded(NamedTuple):
@@ -108,49 +121,53 @@ class JaxOracle:
 
     def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """f_i(x, y; ξ)"""
-        return self._loss("upper", xi)(*self._point("upper", xi, at), y)
+        return self._loss("upper", xi, Derivative.F)(*self._point("upper", xi, at), y)
 
     def g(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
         """g_i(x, y; ζ)"""
-        return self._loss("lower", zeta)(*self._point("lower", zeta, at), y)
+        return self._loss("lower", zeta, Derivative.G)(*self._point("lower", zeta, at), y)
 
     def f_y(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_y f_i(x, y; ξ)"""
-        return jax.grad(self._loss("upper", xi), 2)(*self._point("upper", xi, at), y)
+        return jax.grad(self._loss("upper", xi, Derivative.F_Y), 2)(*self._point("upper", xi, at), y)
 
     def g_y(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
         """∇_y g_i(x, y; ζ)"""
-        return jax.grad(self._loss("lower", zeta), 2)(*self._point("lower", zeta, at), y)
+        return self._lower_gradient(y, zeta, at, Derivative.G_Y)
 
     def g_yy(self, y: Array, v: Array, u: Draw, at: Array | None = None) -> Array:
         """∇²_y g_i(x, y; u) v"""
-        return jax.jvp(lambda w: self.g_y(w, u, at), (y,), (v,))[1]
+        return jax.jvp(lambda w: self._lower_gradient(w, u, at, Derivative.G_YY), (y,), (v,))[1]
 
     def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_x f_i(x, y; ξ)"""
-        loss = self._loss("upper", xi)
+        loss = self._loss("upper", xi, Derivative.F_X)
         return self._gradient_x("upper", xi, at, lambda x, features: loss(x, features, y))
 
     def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
         """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
-        loss = self._loss("lower", chi)
+        loss = self._loss("lower", chi, Derivative.G_XY)
 
         def along(x: Array, features: PyTree) -> Array:
             return jax.jvp(lambda w: loss(x, features, w), (y,), (v,))[1]
 
         return self._gradient_x("lower", chi, at, along)
 
-    def _loss(self, part: PartName, rows: Draw) -> Any:
-        """The loss as a function of x, of the features of the rows, and of y."""
+    def _lower_gradient(self, y: Array, zeta: Draw, at: Array | None, of: Derivative) -> Array:
+        return jax.grad(self._loss("lower", zeta, of), 2)(*self._point("lower", zeta, at), y)
+
+    def _loss(self, part: PartName, rows: Draw, of: Derivative) -> Any:
+        """The loss whose derivative is taken, as a function of x, of the features of the rows, and of y."""
         data: PartArrays = getattr(self._data, part)
         inputs, targets = _take((data.inputs, data.targets), rows)
         capacity = jax.tree.leaves(data.inputs)[0].shape[0]
         weights = rows.weight
         if weights is None:
             weights = (jnp.arange(capacity) < data.rows).astype(jnp.float32)
+        key = None if rows.chance is None else rows.chance.key(of.value)
 
         def loss(x: Array, features: PyTree, y: Array) -> Array:
-            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features))
+            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features, key))
 
         return loss
 

@@ -14,13 +14,15 @@ class Batch(NamedTuple):
     """Rows of data as a loss sees them.
 
     `features` is `embed(x, inputs)`, or `inputs` when the problem has no `embed`. `weights` is one for a
-    row and zero for padding: average over rows with `mean`, never with `jnp.mean`.
+    row and zero for padding: average over rows with `mean`, never with `jnp.mean`. `key` is for the random choices
+    of a loss, such as dropout; it is None in measurements and for problems whose losses are not random.
     """
 
     inputs: PyTree
     targets: PyTree
     weights: Array
     features: PyTree
+    key: Array | None = None
 
     def mean(self, values: Array) -> Array:
         """Σ_r w_r v_r / Σ_r w_r over the rows r; zero if there are no rows."""

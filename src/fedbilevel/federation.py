@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from jax import Array
@@ -28,6 +28,8 @@ from .rng import Address, Kind, Root
 from .steps import Step
 
 R = TypeVar("R", bound=tuple[Any, ...])
+
+Cohorts = Literal["iteration", "phase", "round"]  # for how long a cohort works before another one is drawn
 
 # Versions of held vectors. They never repeat, so federations that share an engine do not confuse their vectors.
 _versions = itertools.count()
@@ -57,6 +59,8 @@ class Federation:
     min_replies  a round with fewer valid replies raises `TooFewReplies`; a float is a share of the clients asked
                  (default: as many as the rule of `gather` needs, which is one for the mean)
     policies     what is tolerated: deadline, retries, oversampling, exclusion
+    cohorts      a cohort works for a whole outer iteration, for one phase of it (the lower or the upper part), or
+                 for one round; then another one is drawn
     weighting    the mean over clients is uniform, as in the paper, or weighted by their number of samples
     gather       makes the accumulator of a round's replies (default: the mean)
     accountant   books the releases of a private federation (default: no accountant)
@@ -71,6 +75,7 @@ class Federation:
         seed: Root = 0,
         min_replies: int | float | None = None,
         policies: Policies | None = None,
+        cohorts: Cohorts = "iteration",
         weighting: Weighting = "uniform",
         gather: Gather | None = None,
         accountant: Accounting | None = None,
@@ -82,7 +87,7 @@ class Federation:
         self._memory: Memory = {} if memory is None else memory
         self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
-        self._min_replies, self._weighting = min_replies, weighting
+        self._min_replies, self._weighting, self._cohorts = min_replies, weighting, cohorts
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
         self._quorum = quorum(self._gather)
         if isinstance(min_replies, int) and min_replies < self._quorum:
@@ -90,6 +95,8 @@ class Federation:
                 f"min_replies = {min_replies} is wrong: the rule needs {self._quorum} replies to tolerate a liar; "
                 f"use at least {self._quorum}, or leave it out"
             )
+        self._pool: Sequence[int] = self.clients  # the clients that cohorts are drawn from
+        self._size: int | None = None  # the size of a cohort; None if this is the federation of all clients
         self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
         self._drawn = 0  # the round in which this cohort was drawn
@@ -98,7 +105,8 @@ class Federation:
     def cohort(self, participation: int | float) -> Federation:
         """This federation with a random part of its clients: a number of clients, or a share as a float.
 
-        It shares the ledger and the held vectors. The choice is drawn at (seed, "cohort", rounds so far).
+        It shares the ledger and the held vectors. A cohort is drawn at (seed, "cohort", rounds so far), now and
+        whenever `cohorts` asks for another one.
         """
         count = cohort_size(participation, len(self.clients))
         if count < self._quorum:
@@ -107,22 +115,38 @@ class Federation:
                 f"{self._quorum} replies to tolerate a liar; ask at least {self._quorum} clients, or use the mean"
             )
         view = copy.copy(self)
-        view._drawn = self.ledger.rounds
+        view._pool, view._size = self.clients, count
+        view._draw(count)
+        return view
+
+    def next_phase(self) -> None:
+        """Begin the next phase of an outer iteration, such as the upper part after the lower part.
+
+        With `cohorts="phase"` another cohort is drawn. Its clients are sent the held vectors when they are next
+        asked, and the ledger bills that.
+        """
+        if self._size is not None and self._cohorts == "phase":
+            self._draw(self._size)
+
+    def _draw(self, count: int) -> None:
+        """Draw the clients of a cohort. Excluded clients are replaced by others."""
+        self._drawn = self.ledger.rounds
         out = self.ledger.conduct.excluded(self.ledger.rounds)
         oversample = self.policies.oversample
         asked = count if oversample == 0 else math.ceil(count * (1 + oversample))
-        drawn = min(asked + len(out), len(self.clients))
-        if drawn < len(self.clients) or out:
-            chosen = self.rng("cohort").choice(len(self.clients), drawn, replace=False)
-            there = [self.clients[i] for i in chosen if self.clients[i] not in out]
+        drawn = min(asked + len(out), len(self._pool))
+        if drawn < len(self._pool) or out:
+            chosen = self.rng("cohort").choice(len(self._pool), drawn, replace=False)
+            there = [self._pool[i] for i in chosen if self._pool[i] not in out]
             if not there:
                 raise TooFewReplies(
                     f"round {self.ledger.rounds}: all {drawn} clients of the cohort are excluded for answering "
                     "badly; see `rejected` for the reasons, or set federation.strikes higher"
                 )
-            view.clients = tuple(sorted(there[:asked]))
-        view._wanted = count if oversample else None
-        return view
+            self.clients = tuple(sorted(there[:asked]))
+        else:
+            self.clients = self._pool
+        self._wanted = count if oversample else None
 
     def rng(self, name: str) -> np.random.Generator:
         """The server's randomness for a purpose, at (seed, name, rounds so far)."""
@@ -152,6 +176,8 @@ class Federation:
         sent down but not billed, samples are drawn by each client, and `PerClient` sends each client its own
         value.
         """
+        if self._size is not None and self._cohorts == "round" and self._drawn != self.ledger.rounds:
+            self._draw(self._size)
         held = {
             name: Held(shelf.version, shelf.value, tuple(c for c in self.clients if c not in shelf.holders))
             for name, shelf in self._shelves.items()

@@ -24,6 +24,7 @@ from .batch import Batch
 from .data import Clients, Part
 from .errors import SettingsError
 from .oracle import Arrays, Kept, Oracle
+from .steps import Chances
 
 PyTree = Any
 
@@ -54,10 +55,14 @@ class BilevelProblem(Protocol):
 
     traceable   whether JAX can trace its oracle, and so compile and batch the clients' steps
     over        the best way for a simulation to serve clients
+    chances     whether the losses are random, and for how long their choices stay the same (see `Problem`)
     """
 
     @property
     def traceable(self) -> bool: ...
+
+    @property
+    def chances(self) -> Chances | None: ...
 
     @property
     def over(self) -> Over: ...
@@ -97,6 +102,9 @@ class Problem:
     metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
     over     the best way for a simulation to serve clients: "vmap" (batched) or "map" (in turn; for convolutions
              on a CPU)
+    chances  None if the losses are not random. Otherwise they read `batch.key`, for example for a mask of dropout:
+             "derivative" gives every derivative a key of its own, and "step" one key to all derivatives of a
+             draw, so that both gradients of an SVRG step have the same mask. The key is None in measurements
     """
 
     x: PyTree
@@ -106,6 +114,7 @@ class Problem:
     embed: Callable[[Any, Any], PyTree] | None = None
     metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
     over: Over = "vmap"
+    chances: Chances | None = None
 
     traceable: ClassVar[bool] = True
 

@@ -55,12 +55,15 @@ class Address(NamedTuple):
             return _keyed(self.root.by_argument[argument])
         return generator(self.root, self.kind.value, self.place, argument, *client)
 
-    def keys(self, arguments: Iterable[str], client: int) -> Keys:
-        """The keys of a client's draws for these arguments."""
+    def at(self, place: int | None) -> Address:
+        """The same address at the place of another call; None is the place of this one."""
+        return self if place is None else self._replace(place=place)
+
+    def key(self, argument: str, client: int) -> bytes:
+        """The key of a client's draw for an argument."""
         if isinstance(self.root, Keys):
-            return self.root
-        root, place = self.root, (self.kind.value, self.place)
-        return Keys({argument: key(root, *place, argument, client) for argument in arguments})
+            return self.root.by_argument[argument]
+        return key(self.root, self.kind.value, self.place, argument, client)
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.place}"

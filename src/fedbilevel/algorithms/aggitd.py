@@ -90,6 +90,7 @@ class AggITD(LowerWork, AveragedHypergradient):
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x)
         y, p = self.estimate(fed, s.y)
+        fed.next_phase()
         return State(self.improve(fed, p), y)
 
     def estimate(self, fed: Federation, y: Array, Q: int | None = None) -> tuple[Array, Array]:

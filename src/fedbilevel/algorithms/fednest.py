@@ -58,7 +58,7 @@ def hessian_product(c: Oracle, p: Array, lam: Array, u: Draw) -> HessianProduct:
 @client_step
 def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> HessianProduct:
     """p_i = p + c_i with the client's own counter c_i = (I - λ H_i)^k p_0, from the held p_0."""
-    counter = jax.lax.fori_loop(0, k, lambda _, v: v - lam * c.g_yy(c.y, v, u), c.held("p_0"))
+    counter = jax.lax.fori_loop(0, k, lambda t, v: v - lam * c.g_yy(c.y, v, u.apart(t)), c.held("p_0"))
     return HessianProduct(p + counter)
 
 
@@ -87,6 +87,7 @@ class FedNest(LowerWork, AveragedHypergradient):
         y = s.y
         for _ in range(self.N):
             y = self.descend(fed, y)
+        fed.next_phase()
         fed.hold(y=y)
         return State(self.improve(fed, self.estimate(fed)), y)
 

@@ -61,6 +61,7 @@ class LFedNest(LowerWork, UpperWork, SecondDerivatives):
         y = s.y
         for _ in range(self.N):
             y = self.descend(fed, y)
+        fed.next_phase()
         fed.hold(y=y)
         x = fed.round(local_upper_steps, T=self.T, lam=self.lam, chi=self.chi, u=self.u, **self.upper_work).x
         return State(x, y)

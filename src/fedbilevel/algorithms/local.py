@@ -7,6 +7,7 @@ would ignore.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jax import Array
@@ -189,6 +190,9 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
     """A hypergradient that is averaged over clients, and One-Round-Upper along it."""
 
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
+    same_samples: Annotated[
+        bool, about("upper local steps use the rows of the hypergradient instead of rows of their own")
+    ] = False
 
     @property
     def xi(self) -> Sample:
@@ -197,8 +201,12 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
 
     def improve(self, fed: Federation, p: Array) -> Array:
         """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
+        drawn = fed.ledger.rounds
         h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
-        return fed.round(upper_steps, h=h, **self.upper_work).x
+        work = self.upper_work
+        if self.same_samples:
+            work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)
+        return fed.round(upper_steps, h=h, **work).x
 
 
 def rows_of(size: int | str) -> int | None:

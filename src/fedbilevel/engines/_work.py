@@ -11,6 +11,7 @@ import numpy as np
 from ..data import ClientData, ClientSize, Part
 from ..oracle import Arrays, Kept, PartArrays
 from ..problem import BilevelProblem
+from ..rng import Kind
 from ..steps import draw
 from ._call import Call
 from ._expected import expect
@@ -18,12 +19,18 @@ from ._statefile import State
 from ._states import ClientStates
 
 
-def prepare(call: Call, client: int, size: ClientSize, capacity: ClientSize) -> dict[str, Any]:
-    """Draw the rows of a call for one client, at the address of the call, the argument and the client."""
+def prepare(
+    call: Call, problem: BilevelProblem, client: int, size: ClientSize, capacity: ClientSize
+) -> dict[str, Any]:
+    """Draw the rows of a call for one client, at the address of the call, the argument and the client.
+
+    In a measurement the losses are not random.
+    """
     lower, upper = size
+    chances = None if call.kind is Kind.PROBE else problem.chances
     rows = {"lower": (lower, capacity.lower), "upper": (upper, capacity.upper)}
     return {
-        name: draw(descriptor, call.address, name, client, *rows[descriptor.part])
+        name: draw(descriptor, call.address, name, client, *rows[descriptor.part], chances)
         for name, descriptor in call.samples.items()
     }
 

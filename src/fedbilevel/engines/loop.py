@@ -52,7 +52,7 @@ class Loop:
         capacity = self.clients.capacity
         data = pad(self.clients.load(client), capacity)
         rows = {name: np.asarray(each.values[client], np.float32) for name, each in call.rows.items()}
-        draws = prepare(call, client, self.clients.size(client), capacity)
+        draws = prepare(call, self.problem, client, self.clients.size(client), capacity)
         kept = recalled(call, self.problem, self._states, client)
         memory = None
         if "x" in call.held:

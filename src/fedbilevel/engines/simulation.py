@@ -122,7 +122,7 @@ class Simulation:
         """The values of the chunk's clients, the rows of their samples, and their kept states."""
         capacity, here = self.clients.capacity, list(self._here(chunk))
         rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
-        draws = [prepare(call, client, self.clients.size(client), capacity) for client in here]
+        draws = [prepare(call, self.problem, client, self.clients.size(client), capacity) for client in here]
         asks = expect(call, self.problem).asked  # once for the chunk, as most steps ask for nothing
         kept = [recalled(call, self.problem, self._states, client) if asks else {} for client in here]
         return self._spread((rows, _stack(draws), _stack(kept)))

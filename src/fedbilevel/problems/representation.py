@@ -19,7 +19,8 @@ from ..batch import Batch
 from ..data import DataSettings, Part
 from ..models import ModelName, TwoHalves, cnn, mlp
 from ..problem import Over, Problem, PyTree, Task, task_with_test
-from ..settings import Positive, Size, about, settings
+from ..settings import Size, about, settings
+from ..steps import Chances
 
 Regulariser = Literal["norm", "ridge"]
 
@@ -29,9 +30,15 @@ def norm(y: PyTree, smoothing: float) -> Array:
 
     The norm itself has an unbounded second derivative at zero, and its gradient of constant size drives the bias
     there. Hessian products then explode: in FedNest's loop, ||p|| grew by a factor of 24 per round. The smoothing
-    s bounds the curvature by 1/s.
+    s bounds the curvature by 1/s. With s = 0 it is the norm itself, with derivatives of zero at zero.
     """
-    return sum((jnp.sqrt(jnp.sum(w**2) + smoothing**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
+    return sum((_root(jnp.sum(w**2) + smoothing**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
+
+
+def _root(square: Array) -> Array:
+    """The square root, with derivatives of zero at zero instead of infinite ones."""
+    there = square > 0
+    return jnp.where(there, jnp.sqrt(jnp.where(there, square, 1.0)), 0.0)
 
 
 def ridge(y: PyTree) -> Array:
@@ -39,8 +46,25 @@ def ridge(y: PyTree) -> Array:
     return 0.5 * sum((jnp.sum(w**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
 
 
+def dropped(features: Array, rate: float, key: Array | None) -> Array:
+    """The features with dropout, as in training: each is zero with this probability, and 1 / (1 - rate) as large.
+
+    The features are behind a ReLU. Dropout in front of it, as in the baseline's released code, gives the same.
+    """
+    if key is None or rate == 0:
+        return features
+    kept = jax.random.bernoulli(key, 1 - rate, features.shape)
+    return jnp.where(kept, features / (1 - rate), 0.0)
+
+
 def representation_problem(
-    model: TwoHalves, decay: float, regulariser: Regulariser, smoothing: float = 1e-3, over: Over = "vmap"
+    model: TwoHalves,
+    decay: float,
+    regulariser: Regulariser,
+    smoothing: float = 1e-3,
+    over: Over = "vmap",
+    dropout: float = 0.0,
+    chances: Chances = "derivative",
 ) -> Problem:
     """The hyper-representation problem of a network in two halves."""
 
@@ -48,7 +72,7 @@ def representation_problem(
         return ridge(head) if regulariser == "ridge" else norm(head, smoothing)
 
     def cross_entropy(head: Any, batch: Batch) -> Array:
-        scores = head(batch.features)
+        scores = head(dropped(batch.features, dropout, batch.key))
         return batch.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.targets))
 
     def metrics(body: Any, head: Any, batch: Batch) -> Mapping[str, Array]:
@@ -66,6 +90,7 @@ def representation_problem(
         upper=lambda body, head, batch: cross_entropy(head, batch),
         metrics=metrics,
         over=over,
+        chances=chances if dropout > 0 else None,
     )
 
 
@@ -81,7 +106,15 @@ class HyperRepresentation:
         Regulariser,
         about("norm: not squared, as in the paper's experiments; ridge: squared, strongly convex"),
     ] = "norm"
-    smoothing: Annotated[Positive, about("norm: s in sqrt(||w||² + s²); bounds the curvature at zero")] = 1e-3
+    smoothing: Annotated[
+        float, Field(ge=0), about("norm: s in sqrt(||w||² + s²); bounds the curvature at zero; 0: the norm itself")
+    ] = 1e-3
+    dropout: Annotated[
+        float, Field(ge=0, lt=1), about("probability that a feature is dropped in training; 0: no dropout")
+    ] = 0.0
+    dropout_masks: Annotated[
+        Chances, about("dropout: a mask for every derivative, as in the baseline's code, or one for every step")
+    ] = "derivative"
 
     makes_data: ClassVar[bool] = False
 
@@ -99,4 +132,6 @@ class HyperRepresentation:
         else:
             model = cnn(shape, classes, head_layers=self.head_layers, key=key)
         over: Over = "vmap" if self.model == "mlp" else "map"
-        return representation_problem(model, self.decay, self.regulariser, self.smoothing, over)
+        return representation_problem(
+            model, self.decay, self.regulariser, self.smoothing, over, self.dropout, self.dropout_masks
+        )

@@ -213,6 +213,7 @@ class Course:
             seed=setup.root,
             min_replies=rules.min_replies,
             policies=rules.policies(setup.privacy),
+            cohorts=rules.cohort,
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,

@@ -81,6 +81,7 @@ def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSett
 def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:
     """Raise if a setting needs a server: clients that mix with their neighbours have none."""
     for field, value in {
+        "federation.cohort": None if federation.cohort == "iteration" else federation.cohort,
         "federation.aggregator": federation.rule and named(AGGREGATORS, federation.rule)["name"],
         "attack.kind": None if attack.kind == "label-flip" else attack.kind,
         "privacy.mode": privacy.mode,

@@ -13,7 +13,7 @@ from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by, quor
 from ..data import Clients
 from ..engines import ENGINES, MAX_ROWS, Engine, SimulationSettings
 from ..errors import SettingsError
-from ..federation import needed
+from ..federation import Cohorts, needed
 from ..names import Names, users_code
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy, Secret
@@ -31,6 +31,10 @@ class FederationSettings:
     aggregator: Annotated[Any, about("how the replies of a round are aggregated, each field separately")] = (
         dataclasses.field(default_factory=WeightedMean)
     )
+    cohort: Annotated[
+        Cohorts,
+        about("how long a cohort works: an outer iteration, a phase (its lower or upper part), or a round"),
+    ] = "iteration"
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     max_rows: Annotated[
         Count, about("rows of a part that a site of a real federation may claim; one that claims more is refused")

@@ -2,12 +2,27 @@
 
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
-from ._samples import Descriptor, Draw, Epochs, PartName, PerClient, Sample, Samples, Stream, draw
+from ._samples import (
+    Chance,
+    Chances,
+    Descriptor,
+    Draw,
+    Epochs,
+    PartName,
+    PerClient,
+    Sample,
+    Samples,
+    Stream,
+    draw,
+    place_of,
+)
 from ._step import Step, Use, client_step, find_step
 
 __all__ = [
     "XY",
     "YY",
+    "Chance",
+    "Chances",
     "Descriptor",
     "Draw",
     "Epochs",
@@ -29,6 +44,7 @@ __all__ = [
     "client_step",
     "draw",
     "find_step",
+    "place_of",
     "present",
     "sgd",
     "svrg",

@@ -7,6 +7,7 @@ arrays and the draws are not traced, as with an oracle of another library, the w
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,7 @@ def _walked(move: Callable[..., PyTree], value: PyTree, streams: tuple[Stream, .
     for i in range(len(streams[0].active)):
         if all(stream.active[i] for stream in streams):
             draws = [stream.draws for stream in streams]
-            value = move(value, *(d if d.index is None else Draw(d.index[i], d.weight[i]) for d in draws))
+            value = move(value, *(jax.tree.map(operator.itemgetter(i), d) for d in draws))
     return value
 
 
@@ -59,13 +60,15 @@ def svrg(
     At v = a the two gradients are equal whatever b is, so the first step is v = a - step q and costs nothing.
     On full batches ∇(a; b) is the same at every step and is computed once. On minibatches the two gradients are
     one batched computation, because the cost of a small step depends on the number of its operations, not on their
-    size.
+    size. If every derivative of a random loss makes choices of its own, the two gradients differ even at v = a and
+    even on full batches, and none of this holds.
     """
-    if not _of_jax(anchor, (stream,)):
+    chance = stream.draws.chance
+    if not _of_jax(anchor, (stream,)) or (chance is not None and chance.anew):
 
         def plain(v: PyTree, b: Draw) -> PyTree:
             return jax.tree.map(
-                lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b), q
+                lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b.apart(1)), q
             )
 
         return walk(plain, anchor, stream)
@@ -73,7 +76,7 @@ def svrg(
     rest = jax.tree.map(lambda a: a[1:], stream)
     if stream.active.shape[0] == 1:
         return first
-    if stream.draws.index is None:
+    if stream.draws.index is None and chance is None:
         correction = jax.tree.map(lambda c, g: c - g, q, gradient(anchor, stream.draws))
 
         def corrected(v: PyTree, b: Draw) -> PyTree:

@@ -13,6 +13,7 @@ import numpy as np
 from ...data import ClientData, ClientSize
 from ...errors import SettingsError, StepError
 from ...problem import BilevelProblem
+from ...steps import place_of
 from .._base import MAX_ROWS, Capabilities
 from .._call import Call
 from .._expected import expect
@@ -190,7 +191,9 @@ class Flare:
             "session": self._session,
             "step": call.step.address,
             "address": [call.address.kind.value, call.address.place],
-            "keys": {name: key.hex() for name, key in call.address.keys(call.samples, client).by_argument.items()},
+            "keys": {
+                name: call.address.at(place_of(d)).key(name, client).hex() for name, d in call.samples.items()
+            },
             "clock": call.clock,
             "settled": call.settled if self._safe is None else min(call.settled, self._safe()),
             "kept": call.kept.get(client),

@@ -209,6 +209,8 @@ def descriptor_from_json(value: Any) -> Descriptor:
     counts = count if isinstance(count, list) else [count]
     if not counts or not all(whole(n, 0, DRAWN) for n in counts) or not (size is None or whole(size, 1, SAMPLE)):
         raise Malformed("a sample has a size or a number of draws that is not a whole number, or too large a one")
+    if not (getattr(made, "of", None) is None or whole(fields["of"], 0, 2**63)):
+        raise Malformed("a sample takes the rows of a round that is not a whole number")
     if max(counts) * (size or 1) > DRAWN:
         raise Malformed(f"a sample draws {max(counts)} times {size or 1} rows, at most {DRAWN} are allowed")
     return made
