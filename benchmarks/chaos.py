@@ -56,13 +56,13 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--iterations", type=int, default=200)
     arguments = parser.parse_args()
-    table = Table(title=f"{arguments.iterations} outer iterations on digits; mean of the last 100 evaluations")
+    table = Table(title=f"{arguments.iterations} outer iterations on digits; mean of the last 500 rounds")
     for column in ("algorithm", "clean", "with faults", "difference", "injected", "noticed"):
         table.add_column(column, overflow="fold")
     with tempfile.TemporaryDirectory() as place:
         for name in arguments.algorithms:
             clean, faulty = compare(name, arguments.iterations, Path(place))
-            a, b = (s["accuracy"]["mean_last_100"] for s in (clean, faulty))
+            a, b = (s["accuracy"]["mean"] for s in (clean, faulty))
             injected = told(by_reason(faulty["injected"]))
             noticed = told(in_kinds(by_reason(faulty["rejected"])))
             table.add_row(name, f"{a:.2%}", f"{b:.2%}", f"{100 * (b - a):+.2f}", injected, noticed)

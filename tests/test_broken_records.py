@@ -80,8 +80,8 @@ SUMMARIES = {
     "a number": "3",
     "no accuracy": '{"rounds": 1}',
     "a word for the accuracy": '{"accuracy": "good", "rounds_to": {"0.90": 1}}',
-    "a word for an accuracy": '{"accuracy": {"mean_last_100": "good"}, "rounds_to": {"0.90": 1}}',
-    "no level": '{"accuracy": {"mean_last_100": 1.0}, "rounds_to": {}}',
+    "a word for an accuracy": '{"accuracy": {"mean": "good"}, "rounds_to": {"0.90": 1}}',
+    "no level": '{"accuracy": {"mean": 1.0}, "rounds_to": {}}',
     "lists in lists": "[" * 100_000,
     "bytes": "\\xff",
 }

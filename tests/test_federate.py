@@ -70,6 +70,9 @@ def test_a_wrong_command_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert "federation.min_replies = 4 is wrong" in refused(
         *out, "--simulate-sites", "3", "--set", "federation.min_replies=4"
     )
+    assert "evaluate.train = true is wrong on a real federation" in refused(
+        *out, "--simulate-sites", "3", "--set", "evaluate.train=true"
+    )
     assert "attack.kind = " in refused(*out, "--simulate-sites", "3", "--set", "attack.kind=sign-flip")
     assert not (tmp_path / "run").exists()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from importlib import resources
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fedbilevel import SettingsError
 from fedbilevel.record import summarise
 from fedbilevel.report import Points, draw_points
 from fedbilevel.studies import Runs, load_study, reproduce
@@ -102,3 +105,60 @@ def test_the_figure_takes_lines_and_levels_in_several_panels(x: str, low: Any, h
     drawn = (tmp_path / "a.svg").read_text()
     assert (tmp_path / "a.png").stat().st_size > 5000 and "<svg" in drawn
     assert x != "attack" or (f"<!-- {low} -->" in drawn and f"<!-- {high} -->" in drawn)
+
+
+def course(spec: Any) -> list[dict[str, Any]]:
+    """A history whose test accuracy is 0.5 and then 0.7, and whose training accuracy is 0.95 in the end."""
+    common = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    return [
+        {"iteration": i, "rounds": 5 * i, "test_accuracy": 0.5 if i < 6 else 0.7, "train_accuracy": 0.95} | common
+        for i in range(1, 9)
+    ]
+
+
+def test_a_line_shows_the_accuracy_that_its_run_names_over_the_window_of_its_spec(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs")
+    settings = {**SMALL, "evaluate.train": True, "evaluate.window": 25}
+    made = tuple(StudyRun("AggITD", 0, settings, {}, y=y) for y in ("test_accuracy", "train_accuracy"))
+    finished(runs, made[0], 0.7)
+    runs.of(made[0].spec(0)).write_history(course(made[0].spec(0)))
+    rows = written(Study("both", "Both", "curves", made, ("one",)), runs, tmp_path)
+    assert [(row["rows"], row["final"], row["swing"]) for row in rows] == [
+        ("test", 0.62, 0.098),
+        ("training", 0.95, 0.0),
+    ]
+    assert [row["rounds_to_90"] for row in rows] == [None, 5.0]
+    assert "over the last 25 rounds" in (tmp_path / "both.md").read_text()
+    assert "AggITD, training rows" in (tmp_path / "both.svg").read_text().replace("<!-- ", "")
+
+
+@pytest.fixture
+def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose TOML files are the studies that come with the library."""
+    folder = tmp_path / "specs"
+    folder.mkdir()
+    monkeypatch.setattr(resources, "files", lambda name: tmp_path if name == "fedbilevel.studies" else files(name))
+    return folder
+
+
+HEAD = 'title = "T"\nkind = "curves"\npanels = ["one"]\n'
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [("accuracy", "y = 'accuracy' is unknown"), ("train_accuracy", "needs evaluate.train = true")],
+)
+def test_an_accuracy_that_a_study_cannot_show_is_refused_before_its_runs(
+    studies: Path, y: str, message: str
+) -> None:
+    (studies / "mine.toml").write_text(f'{HEAD}[[runs]]\nlabel = "a"\npanel = 0\ny = "{y}"\nset = {{}}\n')
+    with pytest.raises(SettingsError, match=message):
+        load_study("mine")
+
+
+def test_a_run_that_shows_both_accuracies_is_two_lines_of_one_run(studies: Path) -> None:
+    run = '[[runs]]\nlabel = "a"\npanel = 0\nset = {"evaluate.train" = true}\npaper = {readings = [[1, 0.5]]}\n'
+    (studies / "mine.toml").write_text(f'{HEAD}y = ["train_accuracy", "test_accuracy"]\n{run}')
+    first, second = load_study("mine").runs
+    assert (first.y, second.y) == ("train_accuracy", "test_accuracy")
+    assert first.spec(0).digest == second.spec(0).digest and first.paper and not second.paper

@@ -73,8 +73,9 @@ def test_a_summary_gives_rounds_bytes_and_seconds_to_each_accuracy_and_null_wher
     assert made["accuracy"] == {
         "last": 0.88,
         "best": 0.91,
-        "mean_last_100": number(np.mean(accuracies)),
-        "std_last_100": number(np.std(accuracies)),
+        "mean": number(np.mean(accuracies)),
+        "std": number(np.std(accuracies)),
+        "window": 500,
     }
     assert made["ledger"] == LEDGER["steps"]
 
@@ -84,16 +85,37 @@ def test_an_accuracy_that_is_just_met_counts_as_reached_and_so_does_one_at_the_s
     assert summarise([line(0, 0.99)], LEDGER)["rounds_to"] == dict.fromkeys(LEVELS, 0)
 
 
-def test_mean_and_deviation_are_of_the_last_hundred_evaluations() -> None:
-    history = [line(i, 0.0) for i in range(50)] + [line(50 + i, 0.25 + 0.5 * (i % 2)) for i in range(100)]
-    accuracy = summarise(history, LEDGER)["accuracy"]
-    assert accuracy == {"last": 0.75, "best": 0.75, "mean_last_100": 0.5, "std_last_100": 0.25}
+@pytest.mark.parametrize("every", [1, 4])
+def test_mean_and_deviation_are_over_rounds_however_often_a_run_is_evaluated(every: int) -> None:
+    early = [line(i, 0.0) for i in range(60)]
+    late = [line(60 + i, 0.25 + 0.5 * (i // 4 % 2)) for i in range(40)]  # the rounds 300 to 495
+    history = (early + late)[::every]
+    last = history[-1]["rounds"]
+    accuracy = summarise(history, LEDGER, window=last - 299)["accuracy"]
+    assert accuracy == {"last": 0.75, "best": 0.75, "mean": 0.5, "std": 0.25, "window": last - 299}
+    assert summarise(history, LEDGER, window=last - 294)["accuracy"]["mean"] == (0.5 if every == 4 else 0.487805)
+
+
+def test_a_window_has_at_least_the_last_evaluation_that_was_measured() -> None:
+    history = [line(0, 0.1), line(1, 0.2), line(2, 0.4), line(200)]
+    accuracy = summarise(history, LEDGER, window=1)["accuracy"]
+    assert accuracy == {"last": 0.4, "best": 0.4, "mean": 0.4, "std": 0.0, "window": 1}
+
+
+def test_a_summary_has_the_training_accuracy_only_where_it_was_measured_and_can_be_about_it() -> None:
+    history = [line(i, 0.5) | {"train_accuracy": a} for i, a in enumerate((0.7, 0.8, 0.9))]
+    made = summarise(history, LEDGER, window=10)
+    assert made["train_accuracy"] == {"last": 0.9, "best": 0.9, "mean": 0.85, "std": 0.05, "window": 10}
+    assert made["accuracy"]["mean"] == 0.5 and made["rounds_to"]["0.80"] is None
+    about = summarise(history, LEDGER, window=10, metric="train_accuracy")
+    assert about["accuracy"] == made["train_accuracy"] and about["rounds_to"]["0.80"] == 5
+    assert "train_accuracy" not in summarise([line(0, 0.5)], LEDGER)
 
 
 def test_a_history_without_accuracy_has_none_in_its_summary() -> None:
     made = summarise([line(0), line(1)], LEDGER)
     assert made["rounds_to"] == dict.fromkeys(LEVELS)
-    assert made["accuracy"] == {"last": None, "best": None, "mean_last_100": None, "std_last_100": None}
+    assert made["accuracy"] == {"last": None, "best": None, "mean": None, "std": None, "window": 500}
 
 
 # The folder -------------------------------------------------------------------------------------------
@@ -278,7 +300,7 @@ def test_a_plan_is_all_that_a_folder_needs(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_spec_says_what_the_spec_says(spec: Spec) -> None:
-    assert spec.plan == Plan(spec.to_mapping(), spec.digest, spec.evaluate.every)
+    assert spec.plan == Plan(spec.to_mapping(), spec.digest, spec.evaluate.every, spec.to_mapping(changed=True))
     assert spec.plan.to_toml() == spec.to_toml()
 
 

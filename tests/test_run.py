@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
 import fedbilevel as fb
+import fedbilevel.problems.representation
 from fedbilevel import AggITD, Progress, Result, RunFolderError, SettingsError, Spec, TooFewReplies, load_spec, run
 from fedbilevel.federation import Federation
 from fedbilevel.problem import BilevelProblem
@@ -158,7 +159,7 @@ def test_the_summary_has_these_keys(digits: Result) -> None:
     levels = ["0.80", "0.85", "0.90", "0.95"]
     assert [list(stored[k]) for k in ("rounds_to", "bytes_to", "seconds_to")] == 3 * [levels]
     assert stored["rounds_to"]["0.95"] is None
-    assert list(stored["accuracy"]) == ["last", "best", "mean_last_100", "std_last_100"]
+    assert list(stored["accuracy"]) == ["last", "best", "mean", "std", "window"]
     assert stored["accuracy"]["last"] == digits.history[-1]["test_accuracy"]
     assert {name: account["rounds"] for name, account in stored["ledger"].items()} == {
         "gradients": 8,
@@ -364,6 +365,59 @@ def test_resuming_a_finished_run_changes_nothing(every: int, tmp_path: Path) -> 
     assert after.history == before.history
     assert after.summary["ledger"] == before.summary["ledger"]
     np.testing.assert_array_equal(np.asarray(after.y), np.asarray(before.y))
+
+
+def test_a_run_of_an_older_version_is_resumed_with_a_setting_that_was_added_since(
+    whole: Result, tmp_path: Path
+) -> None:
+    spec, out = noisy(stop__iterations=5), tmp_path / "run"
+    run(spec, out)
+    text = (out / "spec.toml").read_text()
+    assert text.count("checkpoint_every = 1\n") == text.count("retries = 0\n") == 1
+    (out / "spec.toml").write_text(text.replace("retries = 0\n", ""))
+    run(noisy(), out, resume=True)
+    same(out, where(whole))
+    (out / "spec.toml").write_text(text.replace("checkpoint_every = 1\n", ""))
+    with pytest.raises(RunFolderError, match=r"evaluate\.checkpoint_every was None and is 1"):
+        run(noisy(), out, resume=True)
+
+
+def test_a_resumed_run_may_have_another_window(whole: Result, tmp_path: Path) -> None:
+    run(noisy(stop__iterations=5), tmp_path / "run")
+    result = run(noisy(evaluate__window=7), tmp_path / "run", resume=True)
+    assert result.summary["accuracy"]["window"] == 7
+    same(where(result), where(whole))
+
+
+def test_the_training_accuracy_is_that_of_all_rows_of_all_clients(digits: Result, tmp_path: Path) -> None:
+    spec = load_spec("paper", DIGITS | {"evaluate.train": True})
+    result = run(spec, tmp_path / "run")
+    for record, plain in zip(without_seconds(result.history), without_seconds(digits.history), strict=True):
+        assert {k: v for k, v in record.items() if not k.startswith("train_")} == plain
+    task = spec.task()
+    rows = [part for i in range(task.clients.count) for part in task.clients.load(i)]
+    inputs, targets = (np.concatenate([part[j] for part in rows]) for j in (0, 1))
+    scores = result.y(result.x(inputs))
+    accuracy = np.mean(np.argmax(scores, -1) == targets)
+    loss = optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+    last = result.history[-1]
+    assert last["train_accuracy"] == pytest.approx(float(accuracy), rel=1e-5)
+    assert last["train_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert result.summary["train_accuracy"]["last"] == last["train_accuracy"]
+    assert "train_accuracy" not in digits.summary and "train_accuracy" not in digits.history[-1]
+
+
+def test_training_rows_are_measured_in_blocks_whose_mean_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = load_spec("paper", DIGITS).task()
+    x, y = task.problem.flat_x.vector, task.problem.flat_y.vector
+    assert task.measure_train is not None
+    whole = task.measure_train(x, y)
+    monkeypatch.setattr(fedbilevel.problems.representation, "BLOCK", 400)
+    blocks = load_spec("paper", DIGITS).task().measure_train
+    assert blocks is not None
+    assert {k: float(v) for k, v in blocks(x, y).items()} == pytest.approx(
+        {k: float(v) for k, v in whole.items()}, rel=1e-5
+    )
 
 
 def test_a_run_is_not_resumed_with_another_spec(whole: Result, tmp_path: Path) -> None:
@@ -765,6 +819,7 @@ def test_a_run_of_a_spec_takes_another_task_and_engine(whole: Result, tmp_path: 
         ({"algorithm": AggITD(lower_steps=(1, 2))}, r"algorithm\.lower_steps has 2 numbers for 6 clients"),
         ({"algorithm": AggITD(participation=7)}, r"algorithm\.participation = 7 is wrong: there are 6 clients"),
         ({"test": fb.Part({}, None)}, "test has rows, and the problem has no metrics"),
+        ({"evaluate": {"train": True}}, r"evaluate\.train = true is wrong: this problem has no measure"),
     ],
 )
 def test_a_wrong_part_of_a_run_is_one_line_that_names_the_field_and_leaves_no_folder(

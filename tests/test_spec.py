@@ -462,6 +462,13 @@ def test_the_digest_does_not_depend_on_when_a_run_stops() -> None:
     assert len({parse({"stop": stop}).digest for stop in stops}) == 1
 
 
+def test_the_digest_does_not_depend_on_the_window_of_the_summary() -> None:
+    plain, other = parse(STOP), parse(STOP | {"evaluate": {"window": 20}})
+    assert plain.evaluate.window == 500 and other.digest == plain.digest
+    assert other.plan.change_since(plain.to_mapping()) is None
+    assert parse(STOP | {"evaluate": {"window": 20, "every": 2}}).digest != plain.digest
+
+
 def changed(raw: dict[str, Any], section: str, field: str, hint: Any) -> Spec:
     """A spec that differs from the raw one in this field only."""
     before, old = parse(raw), raw.get(section, {}).get(field)
@@ -495,6 +502,8 @@ def test_the_digest_changes_with_every_other_setting(name: str) -> None:
         for field in dataclasses.fields(cls):
             if (section, field.name) == ("data", "function"):
                 continue  # is refused without data.name = "python"; test_own_data.py has its digest
+            if (section, field.name) == ("evaluate", "window"):
+                continue  # decides how a run is summarised, and nothing about its course
             digests[section, field.name] = changed(raw, section, field.name, hints[field.name]).digest
     assert len(set(digests.values())) == len(digests)
 
@@ -562,6 +571,11 @@ def test_the_papers_network_has_the_papers_numbers_of_parameters() -> None:
         (["=3"], "--set =3 is wrong"),
         (["federation.min_replies=101"], "federation.min_replies = 101 is wrong: there are 100 clients"),
         (["algorithm.lower_steps=[1, 2]"], "algorithm.lower_steps has 2 numbers for 100 clients"),
+        (["evaluate.window=0"], "evaluate.window = 0 is wrong"),
+        (
+            ["evaluate.train=true", "privacy.mode=central"],
+            "evaluate.train = true is wrong with privacy.mode = 'central': it would release",
+        ),
     ],
 )
 def test_a_wrong_spec_is_refused(overrides: list[str], message: str) -> None:

@@ -31,6 +31,7 @@ PyTree = Any
 
 Over = Literal["vmap", "map"]
 Loss = Callable[[Any, Any, Batch], Array]
+Measure = Callable[[Array, Array], Mapping[str, Array]]
 
 
 class Flat(NamedTuple):
@@ -167,12 +168,15 @@ class Problem:
 class Task(NamedTuple):
     """The task of a run: a problem, the clients that hold its data, and a measure of the state.
 
-    `measure(x, y)` gives numbers by name. It is computed at the server and costs the clients nothing.
+    measure        measure(x, y) gives numbers by name, such as the accuracy on test rows. It is computed at the
+                   server and costs the clients nothing
+    measure_train  the same on training rows, for `evaluate.train`; None where the server has no such rows
     """
 
     problem: BilevelProblem
     clients: Clients
-    measure: Callable[[Array, Array], Mapping[str, Array]] = lambda x, y: {}
+    measure: Measure = lambda x, y: {}
+    measure_train: Measure | None = None
 
 
 def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:

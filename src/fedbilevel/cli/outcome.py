@@ -26,8 +26,11 @@ def show(spec: Spec, result: Result) -> None:
     if accuracy["last"] is not None:
         say(
             f"test accuracy: {accuracy['last']:.2%} at the end, {accuracy['best']:.2%} at best, "
-            f"{accuracy['mean_last_100']:.2%} in the mean of the last 100 evaluations"
+            f"{accuracy['mean']:.2%} in the mean of the last {accuracy['window']:,} rounds"
         )
+        if "train_accuracy" in summary:
+            trained = summary["train_accuracy"]
+            say(f"training accuracy: {trained['last']:.2%} at the end, {trained['mean']:.2%} in the same mean")
         say(text_curve(result.history))
         out.print(outcome_table(summary))
         beside_the_paper(spec, summary)

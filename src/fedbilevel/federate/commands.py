@@ -31,6 +31,11 @@ def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
             f"attack.kind = {spec.attack.kind!r} is wrong on a real federation: sites compute for themselves; "
             "use a simulation"
         )
+    if spec.evaluate.train:
+        raise SettingsError(
+            "evaluate.train = true is wrong on a real federation: the training rows are at the sites; "
+            "remove it, or use a simulation"
+        )
     return spec
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -16,13 +17,14 @@ from jax import Array
 from pydantic import Field
 
 from ..batch import Batch
-from ..data import DataSettings, Part
+from ..data import Dataset, DataSettings, Part
 from ..models import ModelName, TwoHalves, cnn, mlp
-from ..problem import Over, Problem, PyTree, Task, task_with_test
+from ..problem import Measure, Over, Problem, PyTree, Task, task_with_test
 from ..settings import Size, about, settings
 from ..steps import Chances
 
 Regulariser = Literal["norm", "ridge"]
+BLOCK = 10_000  # the training rows that are measured at a time
 
 
 def norm(y: PyTree, smoothing: float) -> Array:
@@ -94,6 +96,26 @@ def representation_problem(
     )
 
 
+def training_measure(problem: Problem, dataset: Dataset) -> Measure:
+    """Accuracy and loss on all training rows of a data set. The rows are made when it is first called."""
+    device, compiled = jax.local_devices()[0], jax.jit(problem.measure)
+
+    @cache
+    def blocks() -> list[Part]:
+        cuts = [slice(first, first + BLOCK) for first in range(0, len(dataset.train_targets), BLOCK)]
+        return [jax.device_put(Part(dataset.train_inputs[c], dataset.train_targets[c]), device) for c in cuts]
+
+    def measure(x: Array, y: Array) -> Mapping[str, Array]:
+        x, y = jax.device_put((x, y), device)
+        parts = [(part.rows / len(dataset.train_targets), compiled(x, y, part)) for part in blocks()]
+        return {
+            name: sum((share * found[own] for share, found in parts), jnp.zeros(()))
+            for name, own in {"train_accuracy": "test_accuracy", "train_loss": "test_loss"}.items()
+        }
+
+    return measure
+
+
 @settings
 class HyperRepresentation:
     """Hyper-representation: the body of a network is x, its head y."""
@@ -122,7 +144,8 @@ class HyperRepresentation:
         """Load and split the data, and start the network from the seed."""
         dataset, clients = data.load(seed)
         problem = self.remote(dataset.shape, dataset.classes, seed)
-        return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
+        task = task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
+        return task._replace(measure_train=training_measure(problem, dataset))
 
     def remote(self, shape: tuple[int, int, int], classes: int, seed: int = 0) -> Problem:
         """The problem without clients, for images of this shape: what a site needs beside its own rows."""

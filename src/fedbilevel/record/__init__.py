@@ -7,7 +7,7 @@ from ._checkpoint import Checkpoint, flatten_state, restore_state
 from ._environment import environment
 from ._folder import BOOKS, CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
 from ._plan import Plan, digest_of
-from ._summary import LEVELS, number, summarise
+from ._summary import LEVELS, WINDOW, in_window, number, summarise
 
 __all__ = [
     "BOOKS",
@@ -18,12 +18,14 @@ __all__ = [
     "LOCK",
     "SOMETIMES",
     "TEMPORARY",
+    "WINDOW",
     "Checkpoint",
     "Plan",
     "RunFolder",
     "digest_of",
     "environment",
     "flatten_state",
+    "in_window",
     "number",
     "restore_state",
     "summarise",

@@ -10,10 +10,20 @@ from typing import Any
 
 import tomli_w
 
+# Settings that decide when a run ends and how it is summarised. They may change when a run is resumed.
+APART = ("stop", "evaluate.window")
+
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """The digest of settings. It leaves out `stop`, so that a run can go on with a larger budget."""
-    decisive = {name: section for name, section in values.items() if name != "stop"}
+    """The digest of the settings that decide a trajectory, so that a run can go on with a larger budget."""
+    decisive: dict[str, Any] = {}
+    for name, section in values.items():
+        if name in APART:
+            continue
+        if isinstance(section, Mapping):
+            section = {key: value for key, value in section.items() if f"{name}.{key}" not in APART}
+        if section != {}:
+            decisive[name] = section
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -21,27 +31,32 @@ def digest_of(values: Mapping[str, Any]) -> str:
 class Plan:
     """The settings of a run, as its folder sees them.
 
-    values  the settings as nested TOML values; this is what spec.toml says
-    digest  names the trajectory: two plans with the same digest differ at most in when they stop
-    every   the number of outer iterations between two evaluations
+    values   the settings as nested TOML values; this is what spec.toml says
+    digest   names the trajectory: two plans with the same digest differ at most in `APART`
+    every    the number of outer iterations between two evaluations
+    changed  the settings that differ from their defaults (default: all of them)
     """
 
     values: Mapping[str, Any]
     digest: str
     every: int = 1
+    changed: Mapping[str, Any] | None = None
 
     def to_toml(self) -> str:
         """The text of spec.toml."""
         return tomli_w.dumps(self.values)
 
     def change_since(self, written: Mapping[str, Any]) -> str | None:
-        """The first setting outside of `stop` that differs from the settings written before, or None.
+        """The first setting outside of `APART` that differs from the settings written before, or None.
 
-        The text reads "algorithm.N was 1 and is 2".
+        The text reads "algorithm.N was 1 and is 2". A setting that was not written, because an older version did
+        not have it, and that has its default now is no change.
         """
         before, now = _flat(written), _flat(self.values)
-        for name in sorted(before.keys() | now.keys()):
-            if not name.startswith("stop.") and before.get(name) != now.get(name):
+        changed = now if self.changed is None else _flat(self.changed)
+        apart = tuple(f"{each}." for each in APART)
+        for name in sorted(before.keys() | (now.keys() & changed.keys())):
+            if not f"{name}.".startswith(apart) and before.get(name) != now.get(name):
                 return f"{name} was {before.get(name)} and is {now.get(name)}"
         return None
 

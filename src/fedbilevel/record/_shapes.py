@@ -41,7 +41,7 @@ class Accuracies(Form):
 
     last: Number
     best: Number
-    mean_last_100: Number
+    mean: Number = None  # absent where an older version has written the summary
 
 
 class Summary(Form):

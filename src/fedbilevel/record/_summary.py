@@ -11,29 +11,57 @@ import numpy as np
 LEVELS = ("0.80", "0.85", "0.90", "0.95")
 
 
-def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The summary of a run from its history and its ledger; `more` is added as it is."""
+WINDOW = 500  # the default of `evaluate.window`
+
+
+def summarise(
+    history: list[dict[str, Any]],
+    ledger: Mapping[str, Any],
+    *,
+    window: int = WINDOW,
+    metric: str = "test_accuracy",
+    **more: Any,
+) -> dict[str, Any]:
+    """The summary of a run from its history and its ledger; `more` is added as it is.
+
+    `metric` is the accuracy that it is about. The training accuracy has figures of its own if it was measured.
+    """
     last = history[-1]
-    reached = {level: _first_at(history, float(level)) for level in LEVELS}
-    accuracies = np.asarray([r["test_accuracy"] for r in history if r["test_accuracy"] is not None])
-    tail = accuracies[-100:]
+    reached = {level: _first_at(history, metric, float(level)) for level in LEVELS}
+    trained = any(r.get("train_accuracy") is not None for r in history)
     return {
         "rounds": last["rounds"],
         "iterations": last["iteration"],
         "rounds_to": {level: r and r["rounds"] for level, r in reached.items()},
         "bytes_to": {level: r and r["bytes_up"] + r["bytes_down"] for level, r in reached.items()},
         "seconds_to": {level: r and r["seconds"] for level, r in reached.items()},
-        "accuracy": {
-            "last": number(tail[-1:].mean()) if len(tail) else None,
-            "best": number(accuracies.max()) if len(tail) else None,
-            "mean_last_100": number(tail.mean()) if len(tail) else None,
-            "std_last_100": number(tail.std()) if len(tail) else None,
-        },
+        "accuracy": in_window(history, metric, window),
+        **({"train_accuracy": in_window(history, "train_accuracy", window)} if trained else {}),
         "ledger": ledger["steps"],
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
         **{key: ledger[key] for key in ("said", "injected", "exclusions", "forgotten") if ledger.get(key)},
         **more,
+    }
+
+
+def in_window(history: list[dict[str, Any]], metric: str, window: int) -> dict[str, float | None]:
+    """The last and the largest value of a metric, and its mean and standard deviation over the last rounds.
+
+    The mean and the deviation are over the evaluations of the last `window` rounds, so that methods whose
+    iterations take different numbers of rounds are averaged over the same span. Evaluations that lack the metric
+    are left out; if all of the window do, the last one that has it is taken.
+    """
+    measured = [(r["rounds"], r[metric]) for r in history if r.get(metric) is not None]
+    values = np.asarray([value for _, value in measured])
+    tail = np.asarray([value for rounds, value in measured if rounds > history[-1]["rounds"] - window])
+    tail = tail if len(tail) else values[-1:]
+    return {
+        "last": number(values[-1]) if len(values) else None,
+        "best": number(values.max()) if len(values) else None,
+        "mean": number(tail.mean()) if len(values) else None,
+        "std": number(tail.std()) if len(values) else None,
+        "window": window,
     }
 
 
@@ -45,6 +73,6 @@ def number(value: Any) -> float | None:
     return float(f"{float(value):.6g}") if math.isfinite(float(value)) else None
 
 
-def _first_at(history: Iterable[dict[str, Any]], accuracy: float) -> dict[str, Any] | None:
+def _first_at(history: Iterable[dict[str, Any]], metric: str, accuracy: float) -> dict[str, Any] | None:
     """The first evaluation that reached this accuracy."""
-    return next((r for r in history if (r["test_accuracy"] or 0.0) >= accuracy), None)
+    return next((r for r in history if (r.get(metric) or 0.0) >= accuracy), None)

@@ -2,7 +2,7 @@
 
 from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
-from ._panels import Line, draw_panels
+from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
 from ._tables import ledger_table, markdown_table, outcome_table, study_table
 from ._terminal import text_curve
@@ -10,6 +10,7 @@ from ._terminal import text_curve
 __all__ = [
     "INK",
     "MARK",
+    "ROWS",
     "Line",
     "Points",
     "Section",

@@ -14,21 +14,26 @@ from . import canvas
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ROWS = {"test_accuracy": "test", "train_accuracy": "training"}  # the rows on which an accuracy is measured
 COLOURS = ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: one history for each seed, and the paper's readings as (x, accuracy)."""
+    """A curve of an accuracy (`metric`): one history for each seed, and the paper's readings as (x, accuracy)."""
 
     label: str
     panel: int
     histories: list[list[dict[str, Any]]]
     readings: list[tuple[float, float]]
+    metric: str = "test_accuracy"
 
 
 def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
-    """Draw one axes for each panel. A label has the same colour in all panels."""
+    """Draw one axes for each panel.
+
+    A label has the same colour in all panels. If a panel has both accuracies, that on training rows is dashed.
+    """
     count = len(panels)
     columns = min(count, 2 if count != 3 else 3)
     rows = -(-count // columns)
@@ -38,22 +43,25 @@ def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str
     for panel, axes in zip(panels, grid.flat, strict=False):
         axes.set_title(panel, loc="left", fontsize=10.5)
         mine = [line for line in lines if panels[line.panel] == panel]
+        both = len({line.metric for line in mine}) > 1
         for line in mine:
-            _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], x)
+            _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], x, both)
         _finish(axes, mine, x)
     figure.suptitle(title, fontsize=12)
     for path in paths:
         figure.savefig(path, dpi=130)
 
 
-def _draw(axes: Axes, line: Line, colour: str, x: str) -> None:
+def _draw(axes: Axes, line: Line, colour: str, x: str, both: bool) -> None:
     scale = 1 / 60 if x == "minutes" else 1.0
     key = "seconds" if x == "minutes" else "rounds"
     places = [np.asarray([r[key] * scale for r in history]) for history in line.histories]
-    values = [np.asarray([r["test_accuracy"] for r in history], float) for history in line.histories]
+    values = [np.asarray([r[line.metric] for r in history], float) for history in line.histories]
     at = places[0][places[0] > 0] if x == "minutes" else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
-    axes.plot(at, stacked.mean(0), color=colour, linewidth=1.1, label=line.label)
+    style = "--" if both and line.metric == "train_accuracy" else "-"
+    label = f"{line.label}, {ROWS[line.metric]} rows" if both else line.label
+    axes.plot(at, stacked.mean(0), color=colour, linewidth=1.1, linestyle=style, label=label)
     if len(stacked) > 1:
         axes.fill_between(at, stacked.min(0), stacked.max(0), color=colour, alpha=0.18, linewidth=0)
     for place, accuracy in line.readings:
@@ -63,9 +71,9 @@ def _draw(axes: Axes, line: Line, colour: str, x: str) -> None:
 def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
     axes.set(
         xlabel="minutes of training (logarithmic)" if x == "minutes" else "communication rounds",
-        ylabel="test accuracy",
+        ylabel=" and ".join(dict.fromkeys(ROWS[line.metric] for line in lines)) + " accuracy",
     )
-    finals = [np.mean([r["test_accuracy"] for r in h][-50:]) for line in lines for h in line.histories]
+    finals = [np.mean([r[line.metric] for r in h][-50:]) for line in lines for h in line.histories]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
     if x == "minutes":
         axes.set_xscale("log")  # our runs take seconds, the paper's half an hour

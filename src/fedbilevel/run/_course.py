@@ -199,7 +199,8 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.ended_early:
             figures["ended_by"] = "observer"
-        summary = summarise(self.records, ledger.to_mapping(), **figures, spec=self.setup.plan.digest, **more)
+        figures |= {"spec": self.setup.plan.digest, **more}
+        summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
             draw_curve(self.records, self.folder.file("curve.png"), self.setup.title)
@@ -242,8 +243,9 @@ class Course:
 
     def _evaluate(self) -> dict[str, Any]:
         setup = self.setup
+        place = self.state, self.iteration, self._probed
         record = evaluate(
-            self.fed, setup.task, setup.algorithm, self._accountant, self.state, self.iteration, self._probed
+            self.fed, setup.task, setup.algorithm, self._accountant, *place, training=setup.evaluate.train
         )
         if self.restarts:
             record["restarts"] = len(self.restarts)

@@ -22,9 +22,12 @@ def evaluate(
     state: Any,
     iteration: int,
     probed: tuple[int, ...],
+    training: bool,
 ) -> dict[str, Any]:
     """The line of the history for this state."""
-    under_way = task.measure(state.x, state.y)  # its result is awaited only after the probe
+    under_way = dict(task.measure(state.x, state.y))  # its result is awaited only after the probe
+    if training and task.measure_train is not None:
+        under_way |= task.measure_train(state.x, state.y)
     upper = lower = None
     if accountant is None:  # in a private run, the clients' losses would be uploads without noise
         means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))

@@ -20,7 +20,7 @@ from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
 from ..names import address_of
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
-from ..problem import BilevelProblem, Problem, Task, task_with_test
+from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
@@ -44,7 +44,8 @@ def train(
     attack: AttackSettings | Mapping[str, Any] | None = None,
     chaos: ChaosSettings | Mapping[str, Any] | None = None,
     test: Part | None = None,
-    measure: Any = None,
+    measure: Measure | None = None,
+    measure_train: Measure | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -64,6 +65,7 @@ def train(
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
+    measure_train   the same on training rows; it is used if `evaluate` has `train = True`
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
@@ -79,7 +81,7 @@ def train(
     reads and writes the folder, and all of them return the same result.
     """
     rules = _section(FederationSettings, federation, "federation")
-    task = _measured(problem, clients, test, measure)
+    task = _measured(problem, clients, test, measure)._replace(measure_train=measure_train)
     evaluation, budget = _section(EvaluateSettings, evaluate, "evaluate"), _section(StopSettings, stop, "stop")
     private, liars = _section(Privacy, privacy, "privacy"), _section(AttackSettings, attack, "attack")
     faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
@@ -87,7 +89,12 @@ def train(
         rules = dataclasses.replace(rules, engine=choose(ENGINES, engine, "federation.engine"))
     if not (engine is None or isinstance(engine, str | Mapping)):
         _check_engine(engine, problem, clients)
-    check_parts(algorithm, clients.count, rules, liars, private, budget)
+    check_parts(algorithm, clients.count, rules, liars, private, evaluation, budget)
+    if evaluation.train and measure_train is None:
+        raise SettingsError(
+            "evaluate.train = true is wrong: this problem has no measure of training rows; remove it, or give one "
+            "(measure_train of train, or of the Task)"
+        )
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
             "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
@@ -163,6 +170,7 @@ def run(
         attack=spec.attack,
         chaos=chaos,
         measure=made.measure,
+        measure_train=made.measure_train,
         seed=spec.seed,
         out=out,
         resume=resume,
@@ -226,7 +234,7 @@ def _check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> 
         )
 
 
-def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Any) -> Task:
+def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Measure | None) -> Task:
     """The problem and its clients, with all measurements at the server."""
     if test is None:
         return Task(problem, clients, measure or (lambda x, y: {}))
@@ -249,20 +257,25 @@ def _plan(
     seed: int,
 ) -> Plan:
     """The plan of a run of objects, with the settings that TOML can express."""
-    own = named(ALGORITHMS, algorithm) if is_settings(type(algorithm)) else {"class": address_of(type(algorithm))}
     sizes = {"size_x": task.problem.size_x, "size_y": task.problem.size_y}
-    values = {
-        "seed": seed,
-        "problem": {"class": address_of(type(task.problem)), **sizes},
-        "data": {"clients": task.clients.count},
-        "algorithm": own,
-        "federation": to_mapping(federation),
-        "attack": to_mapping(attack),
-        "privacy": to_mapping(privacy),
-        "evaluate": to_mapping(evaluate),
-        "stop": to_mapping(stop),
-    }
-    return Plan(values, digest_of(values), evaluate.every)
+
+    def values(changed: bool) -> dict[str, Any]:
+        own = {"class": address_of(type(algorithm))}
+        if is_settings(type(algorithm)):
+            own = named(ALGORITHMS, algorithm, changed)
+        return {
+            "seed": seed,
+            "problem": {"class": address_of(type(task.problem)), **sizes},
+            "data": {"clients": task.clients.count},
+            "algorithm": own,
+            "federation": to_mapping(federation, changed),
+            "attack": to_mapping(attack, changed),
+            "privacy": to_mapping(privacy, changed),
+            "evaluate": to_mapping(evaluate, changed),
+            "stop": to_mapping(stop, changed),
+        }
+
+    return Plan(values(False), digest_of(values(True)), evaluate.every, values(True))
 
 
 def _task(spec: Spec) -> Task:

@@ -10,7 +10,7 @@ from ..layers import AttackSettings
 from ..names import users_code
 from ..privacy import Privacy
 from ..settings import named
-from ._sections import FederationSettings, StopSettings
+from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
 
 def check_parts(
@@ -19,6 +19,7 @@ def check_parts(
     federation: FederationSettings,
     attack: AttackSettings,
     privacy: Privacy,
+    evaluate: EvaluateSettings,
     stop: StopSettings,
 ) -> None:
     """Raise a `SettingsError` that names the field if the parts of a run do not fit together."""
@@ -48,6 +49,7 @@ def check_parts(
         )
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
+    evaluate.check(privacy)
     stop.check()
 
 

@@ -57,7 +57,8 @@ def parse(raw: Mapping[str, Any]) -> Spec:
             "data.name = 'generated' is wrong: this problem needs a data set; use mnist, or digits (embedded)"
         )
     spec.data.check()
-    check_parts(spec.algorithm, spec.data.clients, spec.federation, spec.attack, spec.privacy, spec.stop)
+    parts = spec.federation, spec.attack, spec.privacy, spec.evaluate, spec.stop
+    check_parts(spec.algorithm, spec.data.clients, *parts)
     return spec
 
 

@@ -18,6 +18,7 @@ from ..names import Names, users_code
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy, Secret
 from ..problem import BilevelProblem
+from ..record import WINDOW
 from ..settings import Count, Positive, about, choose, settings
 
 
@@ -102,6 +103,20 @@ class EvaluateSettings:
     every: Annotated[Count, about("outer iterations between two evaluations")] = 1
     clients: Annotated[Count, about("clients on whose data upper_loss and lower_loss are probed")] = 10
     checkpoint_every: Annotated[Count, about("outer iterations between two checkpoints")] = 10
+    window: Annotated[
+        Count, about("communication rounds at the end of a run over which its accuracy is averaged")
+    ] = WINDOW
+    train: Annotated[
+        bool, about("also measure train_accuracy and train_loss, at the server, on all training rows")
+    ] = False
+
+    def check(self, privacy: Privacy) -> None:
+        """Raise if a measurement would release what privacy protects."""
+        if self.train and privacy.mode is not None:
+            raise SettingsError(
+                f"evaluate.train = true is wrong with privacy.mode = {privacy.mode!r}: it would release the "
+                "accuracy on the clients' rows without noise; remove one of the two"
+            )
 
 
 @settings

@@ -62,13 +62,13 @@ class Spec:
 
     @property
     def digest(self) -> str:
-        """The name of the trajectory: two specs with the same digest differ at most in when they stop."""
+        """The name of the trajectory: specs with one digest differ at most in when they stop and in the window."""
         return digest_of(self.to_mapping(changed=True))
 
     @property
     def plan(self) -> Plan:
         """The facts about the run that its folder needs."""
-        return Plan(self.to_mapping(), self.digest, self.evaluate.every)
+        return Plan(self.to_mapping(), self.digest, self.evaluate.every, self.to_mapping(changed=True))
 
     @property
     def title(self) -> str:

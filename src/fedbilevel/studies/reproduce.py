@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 
 from ..files import results_folder
-from ..record import RunFolder, environment, summarise
-from ..report import Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
+from ..record import RunFolder, environment
+from ..report import ROWS, Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
 from ..spec import Spec
 from .runner import Runs, run_all
 from .study import Study, StudyRun
@@ -50,7 +50,7 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
     if study.kind == "curves":
         picture = out / f"{study.name}.png"
         lines = [
-            Line(run.label, run.panel, [runs.history(s) for s in _specs(study, run, seeds)], _readings(run))
+            Line(run.label, run.panel, [runs.history(s) for s in _specs(study, run, seeds)], _readings(run), run.y)
             for run in study.runs
         ]
         draw_panels(
@@ -106,9 +106,11 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
             "paper": run.paper["rounds"],
             "formula": run.paper["formula"],
         }
-    summaries = [_summary(runs.of(spec), runs.history(spec)) for spec in specs]
+    summaries = [runs.summary(spec, run.y) for spec in specs]
     to_90 = [s["rounds_to"]["0.90"] for s in summaries]
     row: dict[str, Any] = {"run": run.label}
+    if len({each.y for each in study.runs}) > 1:
+        row["rows"] = ROWS[run.y]
     if study.panels and len(study.panels) > 1:
         row["panel"] = study.panels[run.panel]
     diverged = [runs.history(spec)[-1]["rounds"] for spec in specs if runs.failure(spec) is not None]
@@ -124,10 +126,10 @@ def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str
         return row | remark
     row |= {
         "rounds_to_90": float(np.mean(to_90)) if None not in to_90 else None,
-        "final": _mean(summaries, "mean_last_100"),
+        "final": _mean(summaries, "mean"),
         "last": _mean(summaries, "last"),
         "best": _mean(summaries, "best"),
-        "swing": _mean(summaries, "std_last_100"),
+        "swing": _mean(summaries, "std"),
         "minutes": round(float(np.mean([s["seconds"] for s in summaries])) / 60, 2),
     }
     if remark:
@@ -147,11 +149,6 @@ def _remark(ours: float, theirs: float) -> str:
     return f"{apart:+.1f} points from the paper" if abs(apart) > 1 else "within a point"
 
 
-def _summary(folder: RunFolder, history: list[dict[str, Any]]) -> dict[str, Any]:
-    ledger: dict[str, Any] = {"steps": {}, "probes": {}, "rejected": {}}
-    return summarise(history, ledger, seconds=history[-1]["seconds"], folder=str(folder.path))
-
-
 def _mean(summaries: list[dict[str, Any]], field: str) -> float:
     return round(float(np.mean([s["accuracy"][field] for s in summaries])), 4)
 
@@ -162,6 +159,10 @@ def _readings(run: StudyRun) -> list[tuple[float, float]]:
 
 def _remarks(study: Study, seeds: int) -> str:
     runs = f"Seeds: {1 if study.kind == 'rounds' else seeds}."
+    if study.kind in ("accuracy", "curves"):
+        windows = sorted({run.spec(0).evaluate.window for run in study.runs})
+        span = " or ".join(f"{window:,}" for window in windows)
+        runs = f"Final accuracy and swing are the mean and the deviation over the last {span} rounds. {runs}"
     if study.share < 1:
         runs += f" SHORT: {study.share:.0%} of the paper's rounds; not to be compared with its final values."
     return f"{study.note} {runs}".strip()

@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import FedBilevelError
+from ..errors import FedBilevelError, SettingsError
 from ..files import results_folder
-from ..record import RunFolder
+from ..record import RunFolder, summarise
 from ..spec import Spec
 
 EVERY = 60.0  # seconds between two lines of progress in a log
@@ -67,6 +67,15 @@ class Runs:
             if (stop.rounds is None or r["rounds"] <= stop.rounds)
             and (stop.iterations is None or r["iteration"] <= stop.iterations)
         ]
+
+    def summary(self, spec: Spec, metric: str = "test_accuracy") -> dict[str, Any]:
+        """The summary of a finished spec by one of its accuracies, from the history up to its budget."""
+        history = self.history(spec)
+        books: dict[str, Any] = {"steps": {}, "probes": {}, "rejected": {}}
+        if all(r.get(metric) is None for r in history):
+            raise SettingsError(f"{self.of(spec).path} has no {metric}; choose a problem that measures it")
+        window = spec.evaluate.window
+        return summarise(history, books, window=window, metric=metric, seconds=history[-1]["seconds"])
 
 
 def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:

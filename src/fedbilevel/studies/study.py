@@ -3,7 +3,8 @@
 Each study is one TOML file in `specs/`. It has `common` settings, and `[[runs]]`, each with a label, its settings
 and the paper's values. `vary` makes one run for each value of a setting. `in_panels` repeats all runs in each
 panel, with the panel's own settings. A run is identified by the digest of its resolved spec, so studies can share
-runs.
+runs. `y` is the accuracy that a study or one of its runs is about, on test rows or on training rows; a list gives
+one line for each, and the paper's values belong to the first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from ..errors import SettingsError, UnknownName
+from ..report import ROWS
 from ..spec import Spec, load_spec
 
 Kind = Literal["rounds", "accuracy", "curves", "points"]
@@ -30,6 +32,7 @@ class StudyRun:
     overrides: Mapping[str, Any]
     paper: Mapping[str, Any]
     at: float | str | None = None  # its place on the axis of a study of points
+    y: str = "test_accuracy"  # the accuracy that its line shows
 
     def spec(self, seed: int, share: float = 1.0) -> Spec:
         """The resolved spec for a seed; `share` shortens its budget of rounds."""
@@ -77,7 +80,7 @@ def load_study(name: str) -> Study:
         made
         for panel, own in enumerate(parts)
         for run in raw["runs"]
-        for made in _runs({"panel": panel, **run}, {**common, **own})
+        for made in _runs({"panel": panel, "y": raw.get("y", "test_accuracy"), **run}, {**common, **own})
     )
     study = Study(
         name,
@@ -91,6 +94,10 @@ def load_study(name: str) -> Study:
     )
     for run in runs:
         try:
+            if run.y not in ROWS:
+                raise UnknownName("y =", run.y, ROWS)
+            if run.y == "train_accuracy" and not run.spec(0).evaluate.train:
+                raise SettingsError("y = 'train_accuracy' needs evaluate.train = true")
             run.spec(0)
         except SettingsError as error:
             raise SettingsError(f"study {name}, {run.label}: {error}") from None
@@ -98,12 +105,18 @@ def load_study(name: str) -> Study:
 
 
 def _runs(run: Mapping[str, Any], common: Mapping[str, Any]) -> list[StudyRun]:
-    """The run, or one for each value of the key that it varies."""
-    made = StudyRun(run["label"], run["panel"], _overrides({**common, **run["set"]}), run.get("paper", {}))
+    """The run, or one for each accuracy that it shows and each value of the key that it varies."""
+    shown = [run["y"]] if isinstance(run["y"], str) else run["y"]
+    settings, paper = _overrides({**common, **run["set"]}), run.get("paper", {})
+    made = [StudyRun(run["label"], run["panel"], settings, {} if i else paper, y=y) for i, y in enumerate(shown)]
     if "vary" not in run:
-        return [made]
+        return made
     ((key, values),) = run["vary"].items()
-    return [replace(made, overrides={**made.overrides, **_overrides({key: value})}, at=value) for value in values]
+    return [
+        replace(each, overrides={**each.overrides, **_overrides({key: value})}, at=value)
+        for each in made
+        for value in values
+    ]
 
 
 def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:

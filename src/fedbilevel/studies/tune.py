@@ -32,7 +32,7 @@ def tune(
 ) -> list[dict[str, Any]]:
     """Run the grid; write tune.md, tune.json and best.toml to `out`; return the rows, best first.
 
-    The score is the mean test accuracy of the last 100 evaluations, averaged over seeds.
+    The score is the mean test accuracy of the last rounds (`evaluate.window`), averaged over seeds.
     """
     if not grid:
         raise SettingsError("--grid is missing; write one, as in --grid 'algorithm.alpha=0.01;0.1'")
@@ -51,13 +51,13 @@ def tune(
     run_all([s for group in specs for s in group], runs, jobs=jobs, console=console)
     rows = []
     for point, group in zip(points, specs, strict=True):
-        summaries = [runs.of(s).summary() for s in group]
-        scores = [s["accuracy"]["mean_last_100"] for s in summaries]
-        if None in scores:
-            raise SettingsError("tune needs a problem that measures test_accuracy")
+        summaries = [runs.summary(s) for s in group]
+        scores = [s["accuracy"]["mean"] for s in summaries]
         to_90 = [s["rounds_to"]["0.90"] for s in summaries]
         rounds = None if None in to_90 else float(np.mean(to_90))
-        rows.append({**point, "final": round(float(np.mean(scores)), 4), "rounds_to_90": rounds})
+        diverged = sum(runs.failure(s) is not None for s in group)
+        remark = {"remark": f"{diverged} of {seeds} runs diverged"} if diverged else {}
+        rows.append({**point, "final": round(float(np.mean(scores)), 4), "rounds_to_90": rounds, **remark})
     order = sorted(range(len(rows)), key=lambda i: -rows[i]["final"])
     rows = [rows[i] for i in order]
     (out / "tune.md").write_text(markdown_table(rows) + "\n")
