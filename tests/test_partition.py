@@ -306,3 +306,27 @@ def test_draw_labels(tmp_path: Path, clients: int, classes: int) -> None:
     made = partition("dirichlet", targets, clients, seed=0)
     path = draw_labels(tmp_path / "labels.png", targets, made, classes, dataset="tiny", kind="dirichlet")
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_both_parts_can_have_all_rows_of_a_client() -> None:
+    apart, same = (DataSettings(name="digits", clients=10, partition="iid", parts=p) for p in ("apart", "same"))
+    _, before = apart.split(0)
+    _, after = same.split(0)
+    for client in range(10):
+        assert after.size(client) == (before.rows(client).size,) * 2
+        assert set(after.rows(client)) == set(before.rows(client)) and after.rows(client).size == len(
+            set(after.rows(client))
+        )
+    _, clients = same.load(0)
+    data = clients.load(3)
+    np.testing.assert_array_equal(data.lower.inputs, data.upper.inputs)
+    with pytest.raises(SettingsError, match="clients of the partition drawn have rows apart"):
+        DataSettings(name="digits", partition="drawn", parts="same").split(0)
+
+
+def test_pixels_can_be_normalised_by_one_half() -> None:
+    usual, half = (DataSettings(name="digits", normalisation=n).dataset for n in ("usual", "half"))
+    for before, after in ((usual.train_inputs, half.train_inputs), (usual.test_inputs, half.test_inputs)):
+        pixels = np.asarray(before) * usual.std[0] + usual.mean[0]
+        np.testing.assert_allclose(np.asarray(after), (pixels - 0.5) / 0.5, atol=1e-5)
+    assert (half.mean, half.std) == ((0.5,), (0.5,))

@@ -39,7 +39,14 @@ class Partition:
         return ClientSize(len(self.lower[client]), len(self.upper[client]))
 
     def rows(self, client: int) -> Rows:
-        return np.concatenate([self.lower[client], self.upper[client]])
+        """All rows of a client, each once."""
+        lower, upper = self.lower[client], self.upper[client]
+        return lower if lower is upper else np.concatenate([lower, upper])
+
+    def joined(self) -> Partition:
+        """The partition in which both parts of a client have all of its rows."""
+        rows = [self.rows(client) for client in range(self.clients)]
+        return Partition(rows, rows)
 
 
 @dataclass(frozen=True, eq=False)

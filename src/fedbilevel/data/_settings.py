@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from ..settings import Count, Positive, about, settings
 from ._cache import fetch
 from ._catalogue import DATASETS, Entry, find
 from ._clients import Clients
-from ._dataset import Dataset
+from ._dataset import Dataset, normalised_by_half
 from ._loading import load, load_function
 from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
 
@@ -45,14 +45,24 @@ class DataSettings:
         Annotated[float, Field(gt=0, lt=1)] | None,
         about("share of a client's rows for the lower loss; default: 0.5 for iid, else 0.8"),
     ] = None
+    parts: Annotated[
+        Literal["apart", "same"],
+        about("apart: a row is for the lower or for the upper loss; same: both losses have all rows of a client"),
+    ] = "apart"
+    normalisation: Annotated[
+        Literal["usual", "half"],
+        about("pixels by the mean and deviation of the data set, or (half) by 0.5 and 0.5 in every channel"),
+    ] = "usual"
 
     @cached_property
     def dataset(self) -> Dataset:
         """The data set, fetched if necessary. It is loaded only once, so that a function is not called again."""
         self.check()
         if self.name == PYTHON and self.function is not None:
-            return load_function(self.function)
-        return load(self.name)
+            made = load_function(self.function)
+        else:
+            made = load(self.name)
+        return made if self.normalisation == "usual" else normalised_by_half(made)
 
     @property
     def classes(self) -> int:
@@ -78,6 +88,12 @@ class DataSettings:
             rows_per_client=self.rows_per_client,
             train_share=self.train_share,
         )
+        if self.parts == "same":
+            if isinstance(parts, Drawn):
+                raise SettingsError(
+                    "data.parts = 'same' is wrong: clients of the partition drawn have rows apart; use another one"
+                )
+            parts = parts.joined()
         return self.dataset, parts
 
     def load(self, seed: int) -> tuple[Dataset, Clients]:

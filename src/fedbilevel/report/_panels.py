@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,25 @@ class Line:
     metric: str = "test_accuracy"
 
 
-def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str, paths: Sequence[Path]) -> None:
-    """Draw one axes for each panel.
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis of a panel: a figure of the history, in a unit."""
+
+    key: str
+    label: str
+    unit: float = 1.0
+    logarithmic: bool = False
+
+
+AXES = {
+    "rounds": Axis("rounds", "communication rounds"),
+    "iterations": Axis("iteration", "outer iterations"),
+    "minutes": Axis("seconds", "minutes of training (logarithmic)", 60.0, logarithmic=True),  # ours take seconds
+}
+
+
+def draw_panels(lines: Sequence[Line], panels: Mapping[str, str], title: str, paths: Sequence[Path]) -> None:
+    """Draw one axes for each panel. `panels` has the name of the horizontal axis for each title of a panel.
 
     A label has the same colour in all panels. If a panel has both accuracies, that on training rows is dashed.
     """
@@ -40,24 +57,22 @@ def draw_panels(lines: Sequence[Line], panels: Sequence[str], title: str, x: str
     figure = canvas.figure(5.2 * columns + (1.5 if count == 1 else 0), 3.6 * rows + 0.6)
     labels = list(dict.fromkeys(line.label for line in lines))
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for panel, axes in zip(panels, grid.flat, strict=False):
+    for number, (axes, (panel, x)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
         axes.set_title(panel, loc="left", fontsize=10.5)
-        mine = [line for line in lines if panels[line.panel] == panel]
+        mine = [line for line in lines if line.panel == number]
         both = len({line.metric for line in mine}) > 1
         for line in mine:
-            _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], x, both)
-        _finish(axes, mine, x)
+            _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], AXES[x], both)
+        _finish(axes, mine, AXES[x])
     figure.suptitle(title, fontsize=12)
     for path in paths:
         figure.savefig(path, dpi=130)
 
 
-def _draw(axes: Axes, line: Line, colour: str, x: str, both: bool) -> None:
-    scale = 1 / 60 if x == "minutes" else 1.0
-    key = "seconds" if x == "minutes" else "rounds"
-    places = [np.asarray([r[key] * scale for r in history]) for history in line.histories]
+def _draw(axes: Axes, line: Line, colour: str, x: Axis, both: bool) -> None:
+    places = [np.asarray([r[x.key] / x.unit for r in history]) for history in line.histories]
     values = [np.asarray([r[line.metric] for r in history], float) for history in line.histories]
-    at = places[0][places[0] > 0] if x == "minutes" else places[0]  # a logarithmic axis has no zero
+    at = places[0][places[0] > 0] if x.logarithmic else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
     style = "--" if both and line.metric == "train_accuracy" else "-"
     label = f"{line.label}, {ROWS[line.metric]} rows" if both else line.label
@@ -68,20 +83,20 @@ def _draw(axes: Axes, line: Line, colour: str, x: str, both: bool) -> None:
         axes.plot(place, accuracy, marker="*", markersize=12, color=colour, markeredgecolor="white", zorder=4)
 
 
-def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
+def _finish(axes: Axes, lines: Sequence[Line], x: Axis) -> None:
     axes.set(
-        xlabel="minutes of training (logarithmic)" if x == "minutes" else "communication rounds",
+        xlabel=x.label,
         ylabel=" and ".join(dict.fromkeys(ROWS[line.metric] for line in lines)) + " accuracy",
     )
     finals = [np.mean([r[line.metric] for r in h][-50:]) for line in lines for h in line.histories]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
-    if x == "minutes":
-        axes.set_xscale("log")  # our runs take seconds, the paper's half an hour
+    if x.logarithmic:
+        axes.set_xscale("log")
     else:
         axes.set_xlim(left=0)
     axes.axhline(0.9, color="#c8c8c8", linewidth=0.8, zorder=0)
     canvas.percent(axes.yaxis, decimals=0)
-    axes.xaxis.set_major_formatter("{x:,.0f}" if x == "rounds" else "{x:g}")
+    axes.xaxis.set_major_formatter("{x:g}" if x.logarithmic else "{x:,.0f}")
     axes.yaxis.set_tick_params(labelleft=True)
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)

@@ -54,7 +54,10 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
             for run in study.runs
         ]
         draw_panels(
-            lines, study.panels, study.title + _short(study), study.x, [picture, picture.with_suffix(".svg")]
+            lines,
+            {name: study.axes.get(panel, study.x) for panel, name in enumerate(study.panels)},
+            study.title + _short(study),
+            [picture, picture.with_suffix(".svg")],
         )
     if study.kind == "points":
         picture = out / f"{study.name}.png"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Literal
 
@@ -55,7 +55,8 @@ class Study:
     runs: tuple[StudyRun, ...]
     panels: tuple[str, ...] = ()
     note: str = ""
-    x: str = "rounds"  # for curves, rounds or minutes; for points, the meaning of the axis
+    x: str = "rounds"  # for curves, rounds, iterations or minutes; for points, the meaning of the axis
+    axes: Mapping[int, str] = field(default_factory=dict)  # the panels of curves that have another axis
     share: float = 1.0
 
     def shortened(self, share: float) -> Study:
@@ -90,7 +91,8 @@ def load_study(name: str) -> Study:
         tuple(raw.get("panels", ())),
         raw.get("note", ""),
         raw.get("x", "rounds"),
-        raw.get("share", 1.0),
+        share=raw.get("share", 1.0),
+        axes={int(panel): axis for panel, axis in raw.get("axes", {}).items()},
     )
     for run in runs:
         try:
