@@ -48,12 +48,14 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     return folder / "out", runs
 
 
-def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_three_of_ours() -> None:
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_five_of_ours() -> None:
     assert study_names() == [
         "attacks",
+        "cifar-fednest",
         *(f"figure{i}" for i in range(1, 8)),
         "privacy",
         "robust",
+        "smoothing",
         "table1",
         "table2",
     ]
@@ -69,7 +71,7 @@ def test_every_spec_of_a_study_is_valid_and_its_panels_exist(name: str) -> None:
 
 def test_table_2_has_the_settings_and_values_of_the_paper() -> None:
     study = load_study("table2")
-    assert len(study.runs) == 8
+    assert len(study.runs) == 12
     by_label = {run.label: run for run in study.runs}
     assert by_label["FBO-AggITD, non-i.i.d., tau 5"].paper == {"rounds_to_90": 305, "final": 0.9388}
     for run in study.runs:
@@ -77,6 +79,11 @@ def test_table_2_has_the_settings_and_values_of_the_paper() -> None:
         algorithm: Any = spec.algorithm
         assert (spec.stop.rounds, spec.data.clients, algorithm.participation) == (4000, 100, 0.1)
         assert (algorithm.N, algorithm.alpha, algorithm.beta) == (1, 0.01, 0.003)
+        assert spec.federation.cohort == "phase"
+        released = getattr(algorithm, "mode", None) == "released_code"
+        problem: Any = spec.problem
+        assert (problem.dropout, problem.smoothing) == ((0.5, 0.0) if released else (0.0, 0.001))
+        assert released is run.label.startswith("FedNest as released")
 
 
 def test_figures_share_the_runs_of_the_table() -> None:
