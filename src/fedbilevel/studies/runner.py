@@ -25,6 +25,7 @@ from ..record import RunFolder, summarise
 from ..spec import Spec
 
 EVERY = 60.0  # seconds between two lines of progress in a log
+LOOK = 5.0  # seconds between two looks at the histories of all runs, which have to be read for it
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
     with _progress(console) as progress:
         task = progress.add_task("runs", total=len(waiting), left="")
         start, before = time.monotonic(), sum(map(runs.share, waiting))
-        told = start
+        told = looked = start
         try:
             while todo or running:
                 while todo and len(running) < jobs:
@@ -102,8 +103,10 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
                     _, complaint = process.communicate()
                     if process.returncode and runs.failure(spec) is None:
                         failed.append(f"{runs.of(spec).path}: {complaint.strip()[-300:]}")
-                done = sum(map(runs.share, waiting))
                 now = time.monotonic()
+                if now - looked < LOOK:
+                    continue
+                done, looked = sum(map(runs.share, waiting)), now
                 left = (now - start) / max(done - before, 1e-6) * (len(waiting) - done)
                 clock = _clock(left) if done > before else "?"
                 progress.update(task, completed=done, left=clock)
