@@ -80,6 +80,7 @@ class NaiveITD(LowerWork, AveragedHypergradient):
     def differentiate(self, fed: Federation, path: list[Array]) -> Array:
         """The hypergradient h for the path y^0, ..., y^N at the held x. The clients hold y^N afterwards."""
         fed.hold(y=path[-1])
+        v: Array | None
         h, v = fed.round(end_gradients, xi=self.xi)
         for t in reversed(range(len(path) - 1)):
             rows = dict(chi=self.chi, u=self.u)

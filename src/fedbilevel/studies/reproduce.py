@@ -16,6 +16,7 @@ from ..files import results_folder
 from ..record import RunFolder, environment, summarise
 from ..report import Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
 from ..spec import Spec
+from .cost import cost_row
 from .runner import Runs, run_all
 from .study import Study, StudyRun
 
@@ -97,15 +98,7 @@ def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | str
 def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
     """One row: the measured values, and the paper's value."""
     if study.kind == "rounds":
-        summary, values = runs.of(specs[0]).summary(), specs[0].to_mapping()["algorithm"]
-        return {
-            "algorithm": run.label,
-            "N": values["N"],
-            "T": values.get("T"),
-            "rounds_per_iteration": summary["rounds"] / summary["iterations"],
-            "paper": run.paper["rounds"],
-            "formula": run.paper["formula"],
-        }
+        return cost_row(run, specs[0], runs.of(specs[0]).summary())
     summaries = [_summary(runs.of(spec), runs.history(spec)) for spec in specs]
     to_90 = [s["rounds_to"]["0.90"] for s in summaries]
     row: dict[str, Any] = {"run": run.label}
