@@ -37,9 +37,9 @@ def test_a_trace_has_the_rounds_and_the_vectors_that_the_ledger_booked(quadratic
     engine = Traced(Simulation(quadratic.problem, quadratic.clients, devices=1))
     fed = Federation(engine)
     method.step(fed, method.init(quadratic.problem))
-    assert Counter(one.step for one in engine.rounds) == {k: a.rounds for k, a in fed.ledger.steps.items()}
-    assert 4 * 3 * floats(engine.rounds, "up") == fed.ledger.bytes_up
-    assert 4 * 3 * floats(engine.rounds, "held", "down") == fed.ledger.bytes_down
+    assert Counter(one.step for one in engine.noted) == {k: a.rounds for k, a in fed.ledger.steps.items()}
+    assert 4 * 3 * floats(engine.noted, "up") == fed.ledger.bytes_up
+    assert 4 * 3 * floats(engine.noted, "held", "down") == fed.ledger.bytes_down
 
 
 def traced_iteration(method: AggITD, task: Any, Q: int) -> list[TracedRound]:
@@ -47,7 +47,7 @@ def traced_iteration(method: AggITD, task: Any, Q: int) -> list[TracedRound]:
     fed = Federation(engine).cohort(method.participation)
     fed.hold(x=task.problem.flat_x.vector)
     method.improve(fed, method.estimate(fed, task.problem.flat_y.vector, Q)[1])
-    return engine.rounds
+    return engine.noted
 
 
 def test_a_draw_that_a_step_is_offered_but_does_not_use_is_no_sample(quadratic: Any) -> None:

@@ -56,7 +56,7 @@ class Traced:
     """An engine that notes the rounds that it is asked for."""
 
     engine: Engine
-    rounds: list[TracedRound] = field(default_factory=list)
+    noted: list[TracedRound] = field(default_factory=list)
 
     @property
     def problem(self) -> BilevelProblem:
@@ -72,7 +72,7 @@ class Traced:
 
     def replies(self, call: Call) -> Iterator[Replies]:
         if call.kind is Kind.ROUND and call.attempt == 0:
-            self.rounds.append(traced(call, self.problem, self.clients))
+            self.noted.append(traced(call, self.problem, self.clients))
         return self.engine.replies(call)
 
     def close(self) -> None:
@@ -86,8 +86,8 @@ def trace(spec: Spec, iterations: int) -> list[list[TracedRound]]:
     found: list[list[TracedRound]] = []
 
     def note(_: Any) -> None:
-        found.append(engine.rounds)
-        engine.rounds = []
+        found.append(engine.noted)
+        engine.noted = []
 
     try:
         train(
