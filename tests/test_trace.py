@@ -63,6 +63,8 @@ def test_a_draw_that_a_step_is_offered_but_does_not_use_is_no_sample(quadratic: 
         ("hypergradient", 3, 4),
         ("upper_steps", 14, 0),
     ]
+    assert [one.taken for one in rounds[::2]] == [("g_y",), ("g_y", "f_y"), ("g_yy",), ("f_x",)]
+    assert [one.local for one in rounds] == [False, True, False, True, False, False, True]
 
 
 def test_samples_are_a_mean_over_clients_of_unequal_size(digits: Task) -> None:
@@ -87,9 +89,17 @@ def test_the_rows_of_every_kind_of_draw() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "found"),
-    [("", 0), ("a", 0), ("ab", 0), ("aa", 1), ("ababahu", 1), ("abababab", 1), ("ababcdddhu", 2), ("aabb", 2)],
+    [
+        ("", []),
+        ("ab", []),
+        ("aa", [(0, 2)]),
+        ("glglghu", [(0, 5)]),
+        ("abababab", [(0, 8)]),
+        ("ababcdddhu", [(0, 4), (5, 8)]),
+        ("aabb", [(0, 2), (2, 4)]),
+    ],
 )
-def test_a_loop_is_a_block_of_rounds_that_is_repeated(steps: str, found: int) -> None:
+def test_a_loop_is_a_block_of_rounds_that_is_repeated(steps: str, found: list[tuple[int, int]]) -> None:
     assert loops(steps) == found
 
 

@@ -1,5 +1,6 @@
 """Tables, figures and pages from the records of runs."""
 
+from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
 from ._panels import Line, draw_panels
@@ -10,10 +11,13 @@ from ._terminal import text_curve
 __all__ = [
     "INK",
     "MARK",
+    "Exchange",
+    "Iteration",
     "Line",
     "Points",
     "Section",
     "draw_curve",
+    "draw_iterations",
     "draw_panels",
     "draw_points",
     "ledger_table",

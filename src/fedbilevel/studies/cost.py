@@ -26,7 +26,7 @@ def cost_row(run: StudyRun, spec: Spec, summary: dict[str, Any]) -> dict[str, An
         "rounds_per_iteration": summary["rounds"] / iterations,
         "paper": run.paper.get("rounds"),
         "formula": run.paper.get("formula"),
-        "loops": loops([one.step for one in trace(_looping(run, spec), 1)[0]]),
+        "loops": len(loops([one.step for one in trace(_looping(run, spec), 1)[0]])),
         "paper_loops": run.paper.get("loops"),
         "bytes_up": sum(account["bytes_up"] for account in accounts) / clients,
         "bytes_down": sum(account["bytes_down"] for account in accounts) / clients,

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from ..files import results_folder
 from ..record import RunFolder, environment, summarise
-from ..report import Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
+from ..report import Line, Points, Section, draw_iterations, draw_panels, draw_points, markdown_table, write_report
 from ..spec import Spec
 from .cost import cost_row
+from .exchanges import KEY, iteration_of
 from .runner import Runs, run_all
 from .study import Study, StudyRun
 
@@ -34,12 +35,16 @@ def reproduce(
 
 
 def _specs(study: Study, run: StudyRun, seeds: int) -> list[Spec]:
-    count = 1 if study.kind == "rounds" else seeds
+    count = 1 if study.is_costed else seeds
     return [run.spec(seed, study.share) for seed in range(count)]
 
 
 def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
-    rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
+    shown = [iteration_of(run, run.spec(0), study.iteration) for run in study.runs if study.kind == "exchanges"]
+    if shown:
+        rows = [row for _, exchanges in shown for row in exchanges]
+    else:
+        rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
     text = markdown_table(rows)
     command = f"fedbilevel reproduce {study.name} --seeds {seeds}" + _options(study)
     revision = runs.of(_specs(study, study.runs[-1], 1)[0]).environment()["revision"]
@@ -66,6 +71,9 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
             study.x,
             [picture, picture.with_suffix(".svg")],
         )
+    if shown:
+        picture = out / f"{study.name}.png"
+        draw_iterations([each for each, _ in shown], KEY, study.title, [picture, picture.with_suffix(".svg")])
     ledger = runs.of(_specs(study, study.runs[-1], 1)[0]).summary()
     return Section(
         study.name,
@@ -154,7 +162,7 @@ def _readings(run: StudyRun) -> list[tuple[float, float]]:
 
 
 def _remarks(study: Study, seeds: int) -> str:
-    runs = f"Seeds: {1 if study.kind == 'rounds' else seeds}."
+    runs = f"Seeds: {1 if study.is_costed else seeds}."
     if study.share < 1:
         runs += f" SHORT: {study.share:.0%} of the paper's rounds; not to be compared with its final values."
     return f"{study.note} {runs}".strip()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..errors import SettingsError, UnknownName
 from ..spec import Spec, load_spec
 
-Kind = Literal["rounds", "accuracy", "curves", "points"]
+Kind = Literal["rounds", "accuracy", "curves", "points", "exchanges"]
 QUICK = 0.05  # the share of the rounds that a quick study runs
 
 
@@ -54,9 +54,15 @@ class Study:
     note: str = ""
     x: str = "rounds"  # for curves, rounds or minutes; for points, the meaning of the axis
     share: float = 1.0
+    iteration: int = 1  # for exchanges, the outer iteration that is drawn
+
+    @property
+    def is_costed(self) -> bool:
+        """Whether the study shows what outer iterations cost, for which one seed and a few of them suffice."""
+        return self.kind in ("rounds", "exchanges")
 
     def shortened(self, share: float) -> Study:
-        return replace(self, share=share) if self.kind != "rounds" else self
+        return self if self.is_costed else replace(self, share=share)
 
 
 def study_names() -> list[str]:
@@ -88,6 +94,7 @@ def load_study(name: str) -> Study:
         raw.get("note", ""),
         raw.get("x", "rounds"),
         raw.get("share", 1.0),
+        raw.get("iteration", 1),
     )
     for run in runs:
         try:

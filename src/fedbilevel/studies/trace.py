@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ class TracedRound:
     up         the floats of each field of the reply, by name
     gradients  the rows that a client drew for gradients, on average over the cohort
     products   the rows that a client drew for products with a second derivative, in the same way
+    taken      the derivatives that a client took, by their names in `Oracle`
+    local      whether the client took them in a loop of local steps
     """
 
     step: str
@@ -49,6 +51,8 @@ class TracedRound:
     up: Mapping[str, int]
     gradients: float
     products: float
+    taken: tuple[str, ...]
+    local: bool
 
 
 @dataclass
@@ -109,7 +113,7 @@ def trace(spec: Spec, iterations: int) -> list[list[TracedRound]]:
 def traced(call: Call, problem: BilevelProblem, clients: Clients) -> TracedRound:
     """Note a call."""
     used = derivatives(call, problem)
-    products = {name for name, taken in used.items() if taken <= {"g_yy", "g_xy"}}
+    products = {name for name, taken in used.items() if taken.keys() <= {"g_yy", "g_xy"}}
     sizes = {client: clients.size(client) for client in call.clients}
 
     def drawn(names: set[str]) -> float:
@@ -123,6 +127,8 @@ def traced(call: Call, problem: BilevelProblem, clients: Clients) -> TracedRound
         {name: int(np.prod(shape)) for name, shape in expect(call, problem).fields.items()},
         gradients=drawn(used.keys() - products),
         products=drawn(products),
+        taken=tuple(dict.fromkeys(one for taken in used.values() for one in taken)),
+        local=any(not isinstance(call.samples[name], Sample) for name in used),
     )
 
 
@@ -138,22 +144,35 @@ def rows_drawn(descriptor: Descriptor, client: int, size: ClientSize) -> int:
     return draws * (rows if descriptor.size is None else min(descriptor.size, rows))
 
 
-def loops(steps: Sequence[str]) -> int:
-    """The number of loops in a sequence of steps: blocks of consecutive rounds that are repeated at once."""
-    found, at = 0, 0
+class Span(NamedTuple):
+    """Consecutive rounds, from the first to the one before `end`."""
+
+    start: int
+    end: int
+
+
+def loops(steps: Sequence[str]) -> list[Span]:
+    """The loops in a sequence of steps: blocks of consecutive rounds that are repeated at once.
+
+    A last repetition may end early, as the one of AggITD does at t = N.
+    """
+    found: list[Span] = []
+    at = 0
     while at < len(steps):
         length = next(
             (n for n in range(1, len(steps) - at) if steps[at : at + n] == steps[at + n : at + 2 * n]), 0
         )
-        found += length > 0
-        at += 1 if length == 0 else 2 * length
-        while length and steps[at - length : at] == steps[at : at + length]:
-            at += length
+        end = at + 1
+        if length:
+            while end < len(steps) and (end < at + length or steps[end] == steps[end - length]):
+                end += 1
+            found.append(Span(at, end))
+        at = end
     return found
 
 
-def derivatives(call: Call, problem: BilevelProblem) -> dict[str, set[str]]:
-    """Which derivatives the step of a call takes on each of its draws; a draw that is not used is absent.
+def derivatives(call: Call, problem: BilevelProblem) -> dict[str, dict[str, None]]:
+    """Which derivatives the step of a call takes on each of its draws, in order; unused draws are absent.
 
     Each draw is given a length of its own, by which the oracle recognises it. A stream has two steps, because the
     first step of an SVRG-type loop needs no gradient.
@@ -175,9 +194,9 @@ def derivatives(call: Call, problem: BilevelProblem) -> dict[str, set[str]]:
     )
     assert oracle is not None
     by_length = {length: name for name, length in lengths.items()}
-    found: dict[str, set[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for derivative, length in oracle.taken:
-        found.setdefault(by_length[length], set()).add(derivative)
+        found.setdefault(by_length[length], {})[derivative] = None
     return found
 
 
