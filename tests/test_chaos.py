@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedbilevel import AggITD, Federation, Loop, Simulation, load_spec, run
-from fedbilevel.algorithms import FedNest, LFedNest
+from fedbilevel.algorithms import FedNest, LFedNest, NaiveITD
 from fedbilevel.algorithms.aggitd import gradients
 from fedbilevel.engines import Call, Engine, Fault, Reason, Replies
 from fedbilevel.errors import Diverged, SettingsError, TooFewReplies
@@ -175,6 +175,7 @@ METHODS: dict[str, Any] = {
     "fbo-aggitd": AggITD(N=2, participation=1.0),
     "fednest": FedNest(N=2, T=2, participation=1.0),
     "lfednest": LFedNest(participation=1.0),
+    "naive-itd": NaiveITD(N=2, participation=1.0),
 }
 
 

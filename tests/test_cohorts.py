@@ -25,6 +25,7 @@ METHODS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "fbo-aggitd": (fb.AggITD(N=2, participation=0.25, lower_steps=2), (5, 2)),
     "fednest": (FedNest(N=2, T=3, participation=0.25, lower_steps=2), (4, 6)),
     "lfednest": (LFedNest(N=2, T=3, participation=0.25, lower_steps=2), (4, 1)),
+    "naive-itd": (fb.NaiveITD(N=2, participation=0.25, lower_steps=2), (4, 4)),
     "released": (FedNest(N=2, T=3, participation=0.25, lower_steps=2, mode="released_code"), (2, 2, 6)),
 }
 

@@ -52,7 +52,9 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_five_of_ou
     assert study_names() == [
         "attacks",
         "cifar-fednest",
-        *(f"figure{i}" for i in range(1, 8)),
+        "figure1",
+        "figure1-exchanges",
+        *(f"figure{i}" for i in range(2, 8)),
         "privacy",
         "robust",
         "smoothing",
@@ -182,9 +184,27 @@ def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp
 def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
     study = load_study("table1")
     sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
+    p, q = 10, 8
     for row in sections[0].rows:
-        expected = 2 * row["N"] + 3 + (row["T"] or 0)
-        assert row["rounds_per_iteration"] == expected == row["paper"]
+        N, T, naive = row["N"], row["T"] or 0, row["algorithm"] == "naive ITD"
+        assert row["rounds_per_iteration"] == (3 * N + 2 if naive else 2 * N + 3 + T)
+        assert row["paper"] == (None if naive else row["rounds_per_iteration"])
+        assert row["loops"] == row["paper_loops"] == (1 if row["algorithm"] == "FBO-AggITD" else 2)
+        # Every draw has one row: N for q, N for the lower steps, those of the hypergradient, one upper step.
+        assert row["gradient_samples"] == 2 * N + (2 if naive else 3)
+        if naive:
+            assert row["product_samples"] == 2 * N - 1
+            assert (row["bytes_up"], row["bytes_down"]) == (
+                4 * (N + 2) * p + 12 * N * q,
+                8 * p + 4 * (4 * N + 1) * q,
+            )
+        elif T:
+            assert row["product_samples"] == T + 1
+            assert row["bytes_up"] == 4 * (2 * p + (2 * N + T + 1) * q)
+        else:  # N - Q products and the mixed derivative, and as many vectors z as N - Q + 1
+            length = row["product_samples"] - 1
+            assert 0 < length < N
+            assert row["bytes_up"] == pytest.approx(4 * (2 * p + (2 * N + length + 1) * q))
 
 
 @pytest.mark.slow

@@ -284,6 +284,8 @@ def test_the_study_writes_its_figures_and_numbers(tmp_path: Path, monkeypatch: p
     result = study.run_theory(tmp_path, quick=True)
     assert all(ratio <= 1 for ratio in result["estimator"]["worst"].values())
     names = {p.name for p in tmp_path.iterdir()}
-    figures = {f"theory-{f}.{kind}" for f in ("estimator", "convergence", "orders") for kind in ("png", "svg")}
+    figures = {
+        f"theory-{f}.{kind}" for f in ("estimator", "lemmas", "convergence", "orders") for kind in ("png", "svg")
+    }
     assert names == figures | {"theory.json", "theory.md"}
     assert "NO" not in (tmp_path / "theory.md").read_text()

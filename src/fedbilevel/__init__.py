@@ -11,7 +11,7 @@ from .aggregate import (
     TrimmedMean,
     gather_by,
 )
-from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest
+from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest, NaiveITD
 from .batch import Batch
 from .check import check
 from .data import ClientData, Clients, ClientSize, Dataset, LazyClients, ListedClients, Part, clients_from
@@ -102,6 +102,7 @@ __all__ = [
     "Loop",
     "Median",
     "MultiKrum",
+    "NaiveITD",
     "Next",
     "NormBound",
     "Observer",

@@ -13,6 +13,7 @@ from .fednest import FedNest
 from .gossip import Gossip
 from .lfednest import LFedNest
 from .madsbo import MADSBO
+from .naive_itd import NaiveITD
 
 
 class Algorithm(Protocol):
@@ -67,6 +68,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "fbo-aggitd": AggITD,
         "fednest": FedNest,
         "lfednest": LFedNest,
+        "naive-itd": NaiveITD,
         "gossip": Gossip,
         "ma-dsbo": MADSBO,
     },
@@ -82,6 +84,7 @@ __all__ = [
     "FedNest",
     "Gossip",
     "LFedNest",
+    "NaiveITD",
     "Reporting",
     "Sampling",
 ]

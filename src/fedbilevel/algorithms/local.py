@@ -203,6 +203,10 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
         """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
         drawn = fed.ledger.rounds
         h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
+        return self.follow(fed, h, drawn)
+
+    def follow(self, fed: Federation, h: Array, drawn: int) -> Array:
+        """One-Round-Upper along h, whose gradients of the upper loss were taken in the round `drawn`."""
         work = self.upper_work
         if self.same_samples:
             work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)

@@ -1,5 +1,6 @@
 """Tables, figures and pages from the records of runs."""
 
+from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
 from ._panels import ROWS, Line, draw_panels
@@ -11,10 +12,13 @@ __all__ = [
     "INK",
     "MARK",
     "ROWS",
+    "Exchange",
+    "Iteration",
     "Line",
     "Points",
     "Section",
     "draw_curve",
+    "draw_iterations",
     "draw_panels",
     "draw_points",
     "ledger_table",

@@ -94,6 +94,8 @@ def _class(text: str) -> str:
 def _sentence(row: dict[str, Any]) -> str:
     name = row.get("run", row.get("algorithm"))
     place = f" ({row['panel']})" if "panel" in row else ""
+    if "step" in row:
+        return f"{name}, round {row['round']}: {row['down']} down, {row['client']}, {row['up']} up."
     if "accuracy" in row:
         at = row["at"] if isinstance(row["at"], str | None) else f"{row['at']:.3g}"
         return f"{name}{place}{'' if at is None else f' at {at}'}: test accuracy {row['accuracy']:.1%}."

@@ -59,8 +59,12 @@ HEADINGS = {
     "paper_final": "paper: final",
     "bytes_up": "bytes up",
     "bytes_down": "bytes down",
+    "gradient_samples": "samples: gradients",
+    "product_samples": "samples: products",
+    "paper_loops": "paper: loops",
+    "paper_samples": "paper: samples",
 }
-FILES_ONLY = ("last", "best", "minutes")
+FILES_ONLY = ("last", "best", "minutes", "formula", "paper_loops", "paper_samples")
 SHARES = ("accuracy", "final", "last", "best", "swing", "paper_final")
 
 

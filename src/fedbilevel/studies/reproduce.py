@@ -14,8 +14,20 @@ from rich.console import Console
 
 from ..files import results_folder
 from ..record import RunFolder, environment
-from ..report import ROWS, Line, Points, Section, draw_panels, draw_points, markdown_table, write_report
+from ..report import (
+    ROWS,
+    Line,
+    Points,
+    Section,
+    draw_iterations,
+    draw_panels,
+    draw_points,
+    markdown_table,
+    write_report,
+)
 from ..spec import Spec
+from .cost import cost_row
+from .exchanges import KEY, iteration_of
 from .runner import Runs, run_all
 from .study import Study, StudyRun
 
@@ -33,12 +45,16 @@ def reproduce(
 
 
 def _specs(study: Study, run: StudyRun, seeds: int) -> list[Spec]:
-    count = 1 if study.kind == "rounds" else seeds
+    count = 1 if study.is_costed else seeds
     return [run.spec(seed, study.share) for seed in range(count)]
 
 
 def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
-    rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
+    shown = [iteration_of(run, run.spec(0), study.iteration) for run in study.runs if study.kind == "exchanges"]
+    if shown:
+        rows = [row for _, exchanges in shown for row in exchanges]
+    else:
+        rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
     text = markdown_table(rows)
     command = f"fedbilevel reproduce {study.name} --seeds {seeds}" + _options(study)
     revision = runs.of(_specs(study, study.runs[-1], 1)[0]).environment()["revision"]
@@ -68,6 +84,9 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
             study.x,
             [picture, picture.with_suffix(".svg")],
         )
+    if shown:
+        picture = out / f"{study.name}.png"
+        draw_iterations([each for each, _ in shown], KEY, study.title, [picture, picture.with_suffix(".svg")])
     ledger = runs.of(_specs(study, study.runs[-1], 1)[0]).summary()
     return Section(
         study.name,
@@ -100,15 +119,7 @@ def _place(study: Study, run: StudyRun, folders: list[RunFolder]) -> float | str
 def _row(study: Study, run: StudyRun, specs: list[Spec], runs: Runs) -> dict[str, Any]:
     """One row: the measured values, and the paper's value."""
     if study.kind == "rounds":
-        summary, values = runs.of(specs[0]).summary(), specs[0].to_mapping()["algorithm"]
-        return {
-            "algorithm": run.label,
-            "N": values["N"],
-            "T": values.get("T"),
-            "rounds_per_iteration": summary["rounds"] / summary["iterations"],
-            "paper": run.paper["rounds"],
-            "formula": run.paper["formula"],
-        }
+        return cost_row(run, specs[0], runs.of(specs[0]).summary())
     summaries = [runs.summary(spec, run.y) for spec in specs]
     to_90 = [s["rounds_to"]["0.90"] for s in summaries]
     row: dict[str, Any] = {"run": run.label}
@@ -161,7 +172,7 @@ def _readings(run: StudyRun) -> list[tuple[float, float]]:
 
 
 def _remarks(study: Study, seeds: int) -> str:
-    runs = f"Seeds: {1 if study.kind == 'rounds' else seeds}."
+    runs = f"Seeds: {1 if study.is_costed else seeds}."
     if study.kind in ("accuracy", "curves"):
         windows = sorted({run.spec(0).evaluate.window for run in study.runs})
         span = " or ".join(f"{window:,}" for window in windows)

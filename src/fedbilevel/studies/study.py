@@ -19,7 +19,7 @@ from ..errors import SettingsError, UnknownName
 from ..report import ROWS
 from ..spec import Spec, load_spec
 
-Kind = Literal["rounds", "accuracy", "curves", "points"]
+Kind = Literal["rounds", "accuracy", "curves", "points", "exchanges"]
 QUICK = 0.05  # the share of the rounds that a quick study runs
 
 
@@ -58,9 +58,15 @@ class Study:
     x: str = "rounds"  # for curves, rounds, iterations or minutes; for points, the meaning of the axis
     axes: Mapping[int, str] = field(default_factory=dict)  # the panels of curves that have another axis
     share: float = 1.0
+    iteration: int = 1  # for exchanges, the outer iteration that is drawn
+
+    @property
+    def is_costed(self) -> bool:
+        """Whether the study shows what outer iterations cost, for which one seed and a few of them suffice."""
+        return self.kind in ("rounds", "exchanges")
 
     def shortened(self, share: float) -> Study:
-        return replace(self, share=share) if self.kind != "rounds" else self
+        return self if self.is_costed else replace(self, share=share)
 
 
 def study_names() -> list[str]:
@@ -93,6 +99,7 @@ def load_study(name: str) -> Study:
         raw.get("x", "rounds"),
         share=raw.get("share", 1.0),
         axes={int(panel): axis for panel, axis in raw.get("axes", {}).items()},
+        iteration=raw.get("iteration", 1),
     )
     for run in runs:
         try:

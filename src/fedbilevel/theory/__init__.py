@@ -6,6 +6,7 @@
     declare      how a constant is declared with its symbol, formula and place
     constants    every constant and step size that the paper derives from the assumed ones; the two bounds of
                  Proposition 2, σ_h² and D_h², are among them
+    lemmas       the bounds of Lemmas 1, 2 and 3, on one outer iteration
     bounds       the bounds of Proposition 1 and Theorem 1, and `Theory`, which has all of the above
 
 Where the paper contradicts itself the code follows the proofs. docs/theory.md lists every such place.
@@ -15,6 +16,7 @@ from ._assumptions import Assumed, Given, assumed_entries
 from ._bounds import BiasBound, ConvergenceBound, Theory
 from ._constants import DerivedConstants
 from ._declare import Constant, Entry
+from ._lemmas import DescentBound, DriftBound, LemmaBounds, WarmStartBound
 
 __all__ = [
     "Assumed",
@@ -22,8 +24,12 @@ __all__ = [
     "Constant",
     "ConvergenceBound",
     "DerivedConstants",
+    "DescentBound",
+    "DriftBound",
     "Entry",
     "Given",
+    "LemmaBounds",
     "Theory",
+    "WarmStartBound",
     "assumed_entries",
 ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import SettingsError
 from ._assumptions import ROUNDING
-from ._constants import DerivedConstants
+from ._lemmas import LemmaBounds
 
 
 class BiasBound(NamedTuple):
@@ -70,10 +70,10 @@ class ConvergenceBound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Theory(DerivedConstants):
+class Theory(LemmaBounds):
     """The paper's analysis for one set of assumptions and settings: its constants, step sizes and bounds.
 
-    `DerivedConstants` describes the arguments and declares the constants.
+    `DerivedConstants` describes the arguments and declares the constants, and `LemmaBounds` adds the lemmas.
     """
 
     def lower_gap_bound(self, gap: float, t: int) -> float:

@@ -1,4 +1,4 @@
-"""The three figures of the theory study, drawn from its numbers."""
+"""The figures of the theory study, drawn from its numbers."""
 
 from __future__ import annotations
 
@@ -136,6 +136,42 @@ def draw_orders(data: dict[str, Any], stem: Path) -> None:
     figure.suptitle(
         "Orders in κ_g: fitted exponents (over the shaded part) beside those of Corollary 1; "
         "N = κ_g, λ = 1, ᾱ = κ_g⁻⁴, ρ = 1",
+        fontsize=10,
+        x=0.01,
+        ha="left",
+    )
+    _save(figure, stem)
+
+
+def draw_lemmas(data: dict[str, Any], stem: Path) -> None:
+    """Draw both sides of Lemmas 1, 2 and 3 over the outer iterations of a run."""
+    figure = _figure(12, 4.4)
+    rows = data["rows"]
+    at = [r["k"] for r in rows]
+    panels = [
+        ("descent", "Lemma 1: objective descent", "$E f(x^+) - E f(x)$"),
+        ("warm_start", "Lemma 2: gap at the next warm start", "$E\\|y^+ - y^*(x^+)\\|^2$"),
+        ("drift", "Lemma 3: upper client drift", "largest $E\\|x_v^i - x\\|^2$"),
+    ]
+    for axes, (name, title, label) in zip(figure.subplots(1, 3), panels, strict=True):
+        if name != "warm_start":  # Lemma 2 does not contain the bias.
+            restated = [r[f"{name}_restated"] for r in rows]
+            axes.plot(at, restated, ":", color=MARK, label="right side, $B^I$ bounded by Proposition 1")
+        right = "right side" if name == "warm_start" else "right side, $B^I$ measured"
+        axes.plot(at, [r[f"{name}_right"] for r in rows], color=MARK, linewidth=1.8, label=right)
+        axes.plot(at, [r[f"{name}_left"] for r in rows], color=INK, linewidth=1.5, label="left side, measured")
+        axes.set(xlabel="outer iteration k", ylabel=label, xlim=(0, at[-1]))
+        if name == "descent":
+            axes.axhline(0, color=GREY, linewidth=0.8)
+            axes.set_ylim(1.3 * min(r["descent_left"] for r in rows), 1.1 * restated[0])
+        else:
+            axes.set_yscale("log")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.legend(fontsize=8, frameon=False, loc="upper right" if name != "drift" else "center right")
+        _plain(axes)
+    figure.suptitle(
+        f"FBO-AggITD on a noisy quadratic, N = {data['N']}, τ = {data['tau']}, α = {data['alpha']:.3g}, "
+        f"β = {data['beta']:.3g}; means over {data['repetitions']:,} repetitions",
         fontsize=10,
         x=0.01,
         ha="left",
