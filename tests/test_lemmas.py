@@ -122,7 +122,8 @@ def test_both_sides_are_compared_and_no_lemma_is_violated() -> None:
         assert 0 < row["warm_start_left"] <= row["warm_start_right"]
         assert 0 < row["drift_left"] <= row["drift_right"] <= row["drift_restated"]
         assert row["loss_ratio"] <= 1
-    assert all(ratio <= 1 for ratio in data["worst"].values())
+    assert all(ratio <= 1 for ratio in (*data["worst_of_run"].values(), *data["worst"].values()))
+    assert [data["rows"][k]["k"] for k in (0, 20, -1)] == [0, 20, data["K"] - 1]
     assert data["worst"]["warm_start"] > 0.9, "the factor of the gap in Lemma 2 is close to one"
 
 

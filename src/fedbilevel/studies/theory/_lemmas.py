@@ -184,7 +184,13 @@ def lemma_study(quick: bool) -> dict[str, Any]:
         rows.append(row)
     random = [_random_ratios(seed, repetitions) for seed in range(50)]
     return {
-        "rows": rows,
+        "rows": [row for row in rows if row["k"] < 20 or row["k"] % 10 == 0 or row["k"] == K - 1],
+        "worst_of_run": {
+            "descent": max(row["loss_ratio"] for row in rows),
+            "warm_start": max(row["warm_start_left"] / row["warm_start_right"] for row in rows),
+            "drift": max(row["drift_left"] / row["drift_right"] for row in rows),
+        },
+        "K": K,
         "repetitions": repetitions,
         "tau": TAU,
         "N": N,
