@@ -33,6 +33,7 @@ from .errors import (
 from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
+from .loggers import Log, LoggedRun, Logger
 from .oracle import Oracle
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
@@ -99,6 +100,9 @@ __all__ = [
     "LazyClients",
     "Ledger",
     "ListedClients",
+    "Log",
+    "LoggedRun",
+    "Logger",
     "Loop",
     "Median",
     "MultiKrum",

@@ -44,7 +44,7 @@ FILES = (
     "environment.json",
     "curve.png",
 )
-FOLDERS = ("tensorboard", "clients")  # the folders of logs and of clients' states
+FOLDERS = ("tensorboard", "mlflow", "wandb", "clients")  # the folders of logs and of clients' states
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 BOOKS = "privacy.jsonl"  # only a private run has it

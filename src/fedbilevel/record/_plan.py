@@ -39,16 +39,16 @@ class Plan:
 
         The text reads "algorithm.N was 1 and is 2".
         """
-        before, now = _flat(written), _flat(self.values)
+        before, now = flat_settings(written), flat_settings(self.values)
         for name in sorted(before.keys() | now.keys()):
             if not name.startswith("stop.") and before.get(name) != now.get(name):
                 return f"{name} was {before.get(name)} and is {now.get(name)}"
         return None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under their full names, as in "algorithm.N"."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= flat_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
