@@ -39,7 +39,7 @@ from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
-from .run import Observer, Progress, Result, run, train
+from .run import Observer, Progress, Result, SavedRun, load_run, run, train
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -125,6 +125,7 @@ __all__ = [
     "RunFolderError",
     "Sample",
     "Samples",
+    "SavedRun",
     "Scalar",
     "Secret",
     "SettingsError",
@@ -144,6 +145,7 @@ __all__ = [
     "client_step",
     "clients_from",
     "gather_by",
+    "load_run",
     "load_spec",
     "run",
     "settings",

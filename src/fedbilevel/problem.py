@@ -97,6 +97,7 @@ class Problem:
     metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
     over     the best way for a simulation to serve clients: "vmap" (batched) or "map" (in turn; for convolutions
              on a CPU)
+    predict  predict(x, y, inputs) -> what the trained parameters say about rows of inputs, for use after the run
     """
 
     x: PyTree
@@ -106,6 +107,7 @@ class Problem:
     embed: Callable[[Any, Any], PyTree] | None = None
     metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
     over: Over = "vmap"
+    predict: Callable[[Any, Any, PyTree], PyTree] | None = None
 
     traceable: ClassVar[bool] = True
 

@@ -42,7 +42,11 @@ def ridge(y: PyTree) -> Array:
 def representation_problem(
     model: TwoHalves, decay: float, regulariser: Regulariser, smoothing: float = 1e-3, over: Over = "vmap"
 ) -> Problem:
-    """The hyper-representation problem of a network in two halves."""
+    """The hyper-representation problem of a network in two halves.
+
+    Its `predict` gives the scores of the classes, one row for each row of inputs: their argmax is the label, and
+    their softmax the probabilities.
+    """
 
     def penalty(head: PyTree) -> Array:
         return ridge(head) if regulariser == "ridge" else norm(head, smoothing)
@@ -66,6 +70,7 @@ def representation_problem(
         upper=lambda body, head, batch: cross_entropy(head, batch),
         metrics=metrics,
         over=over,
+        predict=lambda body, head, inputs: head(body(inputs)),
     )
 
 
@@ -90,6 +95,10 @@ class HyperRepresentation:
         dataset, clients = data.load(seed)
         problem = self.remote(dataset.shape, dataset.classes, seed)
         return task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
+
+    def without_clients(self, data: DataSettings, seed: int) -> Problem:
+        """The problem of `task` alone. Data are loaded only if the table of data sets lacks their shape."""
+        return self.remote(data.shape, data.classes, seed)
 
     def remote(self, shape: tuple[int, int, int], classes: int, seed: int = 0) -> Problem:
         """The problem without clients, for images of this shape: what a site needs beside its own rows."""
