@@ -13,7 +13,6 @@ import pytest
 from commands import DIGITS, QUADRATIC, SMALL, TEN, Command, contents, one_line, sets
 from fedbilevel import load_spec, run
 from fedbilevel.cli import runs
-from fedbilevel.cli.console import scalars
 from fedbilevel.cli.outcome import beside_the_paper
 from fedbilevel.data import DATASETS
 from fedbilevel.data._catalogue import Entry
@@ -98,9 +97,9 @@ def test_a_file_that_is_missing_or_not_toml_is_named(command: Command, tmp_path:
 
 def test_an_unknown_logger_and_a_missing_out_are_refused(command: Command, tmp_path: Path) -> None:
     one_line(
-        command("run", *sets(*QUADRATIC), "--out", tmp_path / "run", "--log", "wandb"),
+        command("run", *sets(*QUADRATIC), "--out", tmp_path / "run", "--log", "nope"),
         2,
-        "--log wandb is unknown; use tensorboard",
+        "logger = 'nope' is unknown; use one of: mlflow, python, tensorboard, wandb",
     )
     one_line(command("run", *sets(*QUADRATIC)), 2, "--out is missing; name a folder")
     assert not (tmp_path / "run").exists()
@@ -250,11 +249,6 @@ def test_tensorboard_logs_the_counts_of_rejected_replies_under_joined_names(
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     for name in (b"rejected/reason/no_answer", b"rejected/client/"):  # tensorboardX replaces the blank
         assert name in events.read_bytes()
-
-
-def test_the_scalars_of_a_record_are_its_numbers_also_the_nested_ones() -> None:
-    record = {"rounds": 5, "test_loss": None, "note": "a", "flag": True, "rejected": {"reason": {"no answer": 2}}}
-    assert list(scalars(record)) == [("rounds", 5.0), ("rejected/reason/no answer", 2.0)]
 
 
 def test_a_quiet_run_prints_nothing_and_a_resumed_one_goes_on(command: Command, earlier: Path) -> None:

@@ -284,5 +284,5 @@ def test_the_command_joins_before_it_runs_and_one_process_talks(
     monkeypatch.setattr(processes, "join", lambda: order.append("join"))
     monkeypatch.setattr(processes, "is_first", lambda: False)
     monkeypatch.setattr(runs, "run", lambda *a, **k: order.append(k["observers"]))
-    runs.run_command(folder=tmp_path, log="tensorboard", distributed=True)
+    runs.run_command(folder=tmp_path, log=["tensorboard"], distributed=True)
     assert order == ["join", []]

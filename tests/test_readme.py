@@ -84,7 +84,7 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
 
 RUN = [
     pytest.param(code, id=f"{page.name}, Python block {number}")
-    for page in (ROOT / "README.md", ROOT / "docs" / "extending.md")
+    for page in (ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "after-the-run.md")
     for number, code in enumerate(blocks(page, "python"))
 ]
 

@@ -95,6 +95,6 @@ def test_the_curve_in_characters_rises_with_the_accuracy() -> None:
     assert foot.endswith("100 rounds")
 
 
-def test_there_is_no_curve_in_characters_without_accuracies() -> None:
-    assert text_curve(curve("losses only")) == ""
+def test_the_curve_in_characters_shows_a_loss_without_accuracies_and_nothing_with_one_evaluation() -> None:
+    assert text_curve(curve("losses only")).startswith("upper loss\n")
     assert text_curve(curve("accuracy", 1)) == ""

@@ -39,7 +39,7 @@ def test_the_lock_has_everything_that_the_packages_ask_for_and_what_builds_them(
     example = tomllib.loads((ROOT / "examples" / "momentum" / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = asked(project["project"]["dependencies"])
-    for name in ("dev", "flare", "privacy", "ray", "tensorboard"):
+    for name in ("dev", "flare", "mlflow", "privacy", "ray", "tensorboard", "wandb"):
         wanted |= asked(extras[name])
     for each in (project, example):
         wanted |= asked(each["build-system"]["requires"])

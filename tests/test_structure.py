@@ -24,6 +24,7 @@ ROOMS = [
     "federate",
     "studies",
     "run",
+    "loggers",
     "report",
     "spec",
     "record",
@@ -154,7 +155,7 @@ def books(text: str) -> list[int]:
 
 
 def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
-    late = ("dp_accounting", "matplotlib", "nvflare", "psutil", "ray", "tensorboardX", "torch")
+    late = ("dp_accounting", "matplotlib", "mlflow", "nvflare", "psutil", "ray", "tensorboardX", "torch", "wandb")
     script = f"import sys, fedbilevel.cli; print([m for m in {late} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

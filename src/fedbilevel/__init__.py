@@ -33,12 +33,13 @@ from .errors import (
 from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
+from .loggers import Log, LoggedRun, Logger
 from .oracle import Oracle
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
-from .run import Observer, Progress, Result, run, train
+from .run import Observer, Progress, Result, SavedRun, load_run, run, train
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -99,6 +100,9 @@ __all__ = [
     "LazyClients",
     "Ledger",
     "ListedClients",
+    "Log",
+    "LoggedRun",
+    "Logger",
     "Loop",
     "Median",
     "MultiKrum",
@@ -122,6 +126,7 @@ __all__ = [
     "RunFolderError",
     "Sample",
     "Samples",
+    "SavedRun",
     "Scalar",
     "Secret",
     "SettingsError",
@@ -141,6 +146,7 @@ __all__ = [
     "client_step",
     "clients_from",
     "gather_by",
+    "load_run",
     "load_spec",
     "run",
     "settings",

@@ -106,6 +106,7 @@ class Problem:
     chances  None if the losses are not random. Otherwise they read `batch.key`, for example for a mask of dropout:
              "derivative" gives every derivative a key of its own, and "step" one key to all derivatives of a
              draw, so that both gradients of an SVRG step have the same mask. The key is None in measurements
+    predict  predict(x, y, inputs) -> what the trained parameters say about rows of inputs, for use after the run
     """
 
     x: PyTree
@@ -116,6 +117,7 @@ class Problem:
     metrics: Callable[[Any, Any, Batch], Mapping[str, Array]] | None = None
     over: Over = "vmap"
     chances: Chances | None = None
+    predict: Callable[[Any, Any, PyTree], PyTree] | None = None
 
     traceable: ClassVar[bool] = True
 

@@ -14,6 +14,7 @@ import typer
 
 from ..errors import FedBilevelError
 from ..runtime import prepare_runtime
+from .after import compare_command, export_command, show_command
 from .bench import bench_command
 from .data import data_app
 from .federation import audit_command, federate_command, server_command, site_command
@@ -26,6 +27,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bilevel optimisation.")
 # `fedbilevel --help` lists the commands in this order.
 app.command("run")(run_command)
+app.command("show")(show_command)
+app.command("export")(export_command)
+app.command("compare")(compare_command)
 app.command("site")(site_command)
 app.command("server")(server_command)
 app.command("audit")(audit_command)

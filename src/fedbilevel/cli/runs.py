@@ -13,9 +13,10 @@ from .. import processes
 from ..check import check as check_problem
 from ..errors import DataUnavailable, SettingsError
 from ..layers import load_chaos
+from ..loggers import make_logger
 from ..run import Observer, run
-from ..spec import Spec, describe, load_spec
-from .console import Bar, logger
+from ..spec import Spec, describe, load_spec, parse_value
+from .console import Bar
 from .outcome import show
 from .shared import Sets, SpecFile, err, out, resumable, run_folder
 
@@ -26,7 +27,12 @@ def run_command(
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
-    log: Annotated[str | None, typer.Option(help="Also log to: tensorboard.")] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Also log to tensorboard, mlflow, wandb or module:Class; may be repeated."
+        ),
+    ] = None,
     print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
     or_digits: Annotated[
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
@@ -51,6 +57,7 @@ def run_command(
     if on_divergence not in ("stop", "restart"):
         raise SettingsError(f"--on-divergence {on_divergence} is wrong: use stop or restart")
     faults = None if chaos is None else load_chaos(chaos)
+    loggers = [make_logger(parse_value(each, "--log")) for each in log or []]
     if distributed:
         processes.join()
         quiet = quiet or not processes.is_first()
@@ -58,11 +65,10 @@ def run_command(
         chosen = _or_digits(chosen, spec, sets or [])
     with resumable(), ExitStack() as stack:
         observers: list[Observer] = []
-        if log and processes.is_first():
-            observers.append(stack.enter_context(logger(log, folder)))
         if not quiet:
             observers.append(stack.enter_context(Bar()))
         options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, on_divergence=on_divergence)
+        options |= dict(loggers=loggers)
         result = run(chosen, folder, observers=observers, chaos=faults, **options)
     if not quiet:
         show(chosen, result)

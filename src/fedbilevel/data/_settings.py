@@ -71,6 +71,13 @@ class DataSettings:
             return found.classes
         return self.dataset.classes
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of an image. An entry of the table has it; for a function the data set is loaded."""
+        if self.name != PYTHON and isinstance(found := find(self.name), Entry):
+            return found.shape
+        return self.dataset.shape
+
     def fetch(self) -> None:
         """Put the files of the data set into the cache, if it has files that are not there."""
         if self.name not in (GENERATED, PYTHON):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..data import DataSettings
 from ..names import Names
-from ..problem import Task
+from ..problem import BilevelProblem, Task
 from .custom import Custom
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
@@ -22,6 +22,13 @@ class ProblemSettings(Protocol):
     def task(self, data: DataSettings, seed: int) -> Task: ...
 
 
+@runtime_checkable
+class Detached(Protocol):
+    """A problem of a spec that can also be made without its clients, so that their data need not be there."""
+
+    def without_clients(self, data: DataSettings, seed: int) -> BilevelProblem: ...
+
+
 PROBLEMS: Names[type[Any]] = Names(
     "problems",
     "problem.name",
@@ -32,6 +39,7 @@ PROBLEMS: Names[type[Any]] = Names(
 __all__ = [
     "PROBLEMS",
     "Custom",
+    "Detached",
     "HyperRepresentation",
     "ProblemSettings",
     "Quadratic",

@@ -68,7 +68,11 @@ def representation_problem(
     dropout: float = 0.0,
     chances: Chances = "derivative",
 ) -> Problem:
-    """The hyper-representation problem of a network in two halves."""
+    """The hyper-representation problem of a network in two halves.
+
+    Its `predict` gives the scores of the classes, one row for each row of inputs: their argmax is the label, and
+    their softmax the probabilities.
+    """
 
     def penalty(head: PyTree) -> Array:
         return ridge(head) if regulariser == "ridge" else norm(head, smoothing)
@@ -93,6 +97,7 @@ def representation_problem(
         metrics=metrics,
         over=over,
         chances=chances if dropout > 0 else None,
+        predict=lambda body, head, inputs: head(body(inputs)),
     )
 
 
@@ -146,6 +151,10 @@ class HyperRepresentation:
         problem = self.remote(dataset.shape, dataset.classes, seed)
         task = task_with_test(problem, clients, Part(dataset.test_inputs, dataset.test_targets))
         return task._replace(measure_train=training_measure(problem, dataset))
+
+    def without_clients(self, data: DataSettings, seed: int) -> Problem:
+        """The problem of `task` alone. Data are loaded only if the table of data sets lacks their shape."""
+        return self.remote(data.shape, data.classes, seed)
 
     def remote(self, shape: tuple[int, int, int], classes: int, seed: int = 0) -> Problem:
         """The problem without clients, for images of this shape: what a site needs beside its own rows."""

@@ -6,7 +6,7 @@ A run folder knows its run by a `Plan` only, so that anything can be recorded th
 from ._checkpoint import Checkpoint, flatten_state, restore_state
 from ._environment import environment
 from ._folder import BOOKS, CHECKPOINTS, FEDERATION, FILES, LOCK, SOMETIMES, TEMPORARY, RunFolder
-from ._plan import Plan, digest_of
+from ._plan import Plan, digest_of, flat_settings
 from ._summary import LEVELS, WINDOW, in_window, number, summarise
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "RunFolder",
     "digest_of",
     "environment",
+    "flat_settings",
     "flatten_state",
     "in_window",
     "number",

@@ -44,7 +44,7 @@ FILES = (
     "environment.json",
     "curve.png",
 )
-FOLDERS = ("tensorboard", "clients")  # the folders of logs and of clients' states
+FOLDERS = ("tensorboard", "mlflow", "wandb", "clients")  # the folders of logs and of clients' states
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 BOOKS = "privacy.jsonl"  # only a private run has it
@@ -256,14 +256,29 @@ class RunFolder:
             )
         return checkpoint
 
-    def _check_unchanged(self, plan: Plan) -> None:
-        """Raise if the settings differ from those that the run was started with; only `stop` may change."""
+    def settings(self) -> dict[str, Any]:
+        """What spec.toml says."""
         path = self.file("spec.toml")
         try:
-            written = read_toml(path)
+            return read_toml(path)
         except Unreadable as error:
             raise RunFolderError(f"{path} {error}; put it back, or --overwrite to start again") from None
-        change = plan.change_since(written)
+
+    def in_use(self) -> bool:
+        """Whether a process has the folder at this moment: its run is under way."""
+        try:
+            with self.file(LOCK).open() as stream:
+                # Shared, so that two readers do not take each other for a run; released when the file is closed.
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # there is no lock file, or the folder can only be read
+        return False
+
+    def _check_unchanged(self, plan: Plan) -> None:
+        """Raise if the settings differ from those that the run was started with; only `stop` may change."""
+        change = plan.change_since(self.settings())
         if change is not None:
             raise RunFolderError(
                 f"--out {self.path} holds a run of another spec ({change}); only stop may change on resuming; "

@@ -52,8 +52,8 @@ class Plan:
         The text reads "algorithm.N was 1 and is 2". A setting that was not written, because an older version did
         not have it, and that has its default now is no change.
         """
-        before, now = _flat(written), _flat(self.values)
-        changed = now if self.changed is None else _flat(self.changed)
+        before, now = flat_settings(written), flat_settings(self.values)
+        changed = now if self.changed is None else flat_settings(self.changed)
         apart = tuple(f"{each}." for each in APART)
         for name in sorted(before.keys() | (now.keys() & changed.keys())):
             if not f"{name}.".startswith(apart) and before.get(name) != now.get(name):
@@ -61,9 +61,9 @@ class Plan:
         return None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under their full names, as in "algorithm.N"."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= flat_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat

@@ -1,17 +1,19 @@
 """Tables, figures and pages from the records of runs."""
 
+from ._compare import Compared, write_comparison
 from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
-from ._tables import ledger_table, markdown_table, outcome_table, study_table
+from ._tables import ledger_table, markdown_table, outcome_table, settings_table, study_table
 from ._terminal import text_curve
 
 __all__ = [
     "INK",
     "MARK",
     "ROWS",
+    "Compared",
     "Exchange",
     "Iteration",
     "Line",
@@ -24,7 +26,9 @@ __all__ = [
     "ledger_table",
     "markdown_table",
     "outcome_table",
+    "settings_table",
     "study_table",
     "text_curve",
+    "write_comparison",
     "write_report",
 ]

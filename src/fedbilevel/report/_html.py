@@ -72,12 +72,14 @@ def _section(s: Section) -> str:
     mark = ' class="short"' if "SHORT" in s.remarks else ""
     accounts = [{"step": name, **account} for name, account in s.summary["ledger"].items()]
     return f"""<section><h2 id="{s.name}">{html.escape(s.title)}</h2><p{mark}>{html.escape(s.remarks)}</p>
-{picture}{_table(s.rows)}
+{picture}{html_table(s.rows)}
 <p>Run it again: <code>{html.escape(s.command)}</code></p>
-<details><summary>Ledger of one run ({html.escape(s.ledger_of)})</summary>{_table(accounts)}</details></section>"""
+<details><summary>Ledger of one run ({html.escape(s.ledger_of)})</summary>{html_table(accounts)}</details>
+</section>"""
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def html_table(rows: list[dict[str, Any]]) -> str:
+    """Rows as a table that scrolls when it is too wide for the page."""
     header, lines = cells(rows)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(

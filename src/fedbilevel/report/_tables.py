@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 
 def ledger_table(summary: dict[str, Any]) -> Table:
@@ -46,6 +48,33 @@ def outcome_table(summary: dict[str, Any]) -> Table:
             size, seconds = summary["bytes_to"][level], summary["seconds_to"][level]
             table.add_row(f"{float(level):.0%}", f"{rounds:,}", f"{size / 1e6:,.1f}", f"{seconds:,.1f}")
     return table
+
+
+def settings_table(settings: Mapping[str, Any]) -> Table:
+    """The settings of a run that a reader wants to see first, with a row for each section."""
+    table = Table("setting", "value", title="Settings: all are in spec.toml", title_justify="left")
+    for section, values in settings.items():
+        text = _told(section, values) if isinstance(values, Mapping) else str(values)
+        if text:
+            table.add_row(section, Text(text))
+    return table
+
+
+HIGHLIGHTS = {  # the settings of long sections that are shown; of other sections all are
+    "data": ("name", "clients", "partition"),
+    "federation": ("engine", "aggregator", "weighting", "min_replies"),
+    "evaluate": ("every",),
+}
+OPTIONAL = {"attack": "kind", "privacy": "mode"}  # a section that does nothing unless this is set
+
+
+def _told(section: str, values: Mapping[str, Any]) -> str:
+    if section in OPTIONAL and OPTIONAL[section] not in values:
+        return ""
+    shown = {key: value for key, value in values.items() if key in HIGHLIGHTS.get(section, values)}
+    return ", ".join(
+        f"{k} = {v['name'] if isinstance(v, Mapping) and 'name' in v else v}" for k, v in shown.items()
+    )
 
 
 HEADINGS = {

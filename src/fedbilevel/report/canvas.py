@@ -21,3 +21,10 @@ def percent(axis: Any, decimals: int | None = None) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+
+
+def few_ticks() -> Any:
+    """At most six ticks at round numbers, which do not touch each other on a narrow figure."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=5)

@@ -19,6 +19,7 @@ from ..engines import ClientStates, Engine
 from ..errors import Diverged
 from ..federation import Federation
 from ..ledger import Ledger
+from ..loggers import LoggedRun, Logs
 from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Task
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
@@ -75,8 +76,8 @@ class _Good:
 class Course:
     """The course of a run: its state, its place in the budget, and its records."""
 
-    def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int]) -> None:
-        self.setup, self.folder = setup, folder
+    def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int], logs: Logs) -> None:
+        self.setup, self.folder, self._logs = setup, folder, logs
         self.algorithm = setup.algorithm
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
@@ -115,6 +116,8 @@ class Course:
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
             records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run continues
             self._rewrite_history()
+        place = None if self.folder is None else self.folder.path
+        self._logs.start(LoggedRun(self.setup.title, self.setup.plan.values, place, tuple(records)))
         if not records:
             self._evaluate()
         self._good = self._here()
@@ -204,6 +207,7 @@ class Course:
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
             draw_curve(self.records, self.folder.file("curve.png"), self.setup.title)
+        self._logs.finish(summary)
         return summary
 
     def _set_ledger(self, ledger: Ledger) -> None:
@@ -252,6 +256,7 @@ class Course:
         self.records.append(record)
         if self.folder is not None and self._writes:
             self.folder.append(record)
+        self._logs.log(record)
         check_losses(record, self.records[0])
         return record
 

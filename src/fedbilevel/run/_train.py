@@ -18,6 +18,7 @@ from ..data import Clients, Part
 from ..engines import ENGINES, Engine
 from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
+from ..loggers import Logger, Logs, make_logger
 from ..names import address_of
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
 from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
@@ -51,6 +52,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
+    loggers: Sequence[Logger | Mapping[str, Any] | str] = (),
     on_divergence: OnDivergence = "stop",
     secret: Secret | None = None,
     books: Sequence[Path] = (),
@@ -69,6 +71,9 @@ def train(
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
+    loggers         the names of loggers ("tensorboard", "mlflow", "wandb"), tables such as
+                    `{"name": "mlflow", "experiment": "digits"}`, or loggers of one's own. Each is given every line
+                    of the history; what it raises is told once, and the run goes on without it
     on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and halves
                     the step size that is likely to blame
     secret          the secret of a private run, from which its cohorts and its noise are drawn; by default it is
@@ -85,6 +90,7 @@ def train(
     evaluation, budget = _section(EvaluateSettings, evaluate, "evaluate"), _section(StopSettings, stop, "stop")
     private, liars = _section(Privacy, privacy, "privacy"), _section(AttackSettings, attack, "attack")
     faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
+    told = [make_logger(each) for each in loggers]
     if isinstance(engine, str | Mapping):
         rules = dataclasses.replace(rules, engine=choose(ENGINES, engine, "federation.engine"))
     if not (engine is None or isinstance(engine, str | Mapping)):
@@ -131,7 +137,8 @@ def train(
         )
         if spec is not None:
             setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title)
-        course = Course(setup, folder, compilations)
+        logs = stack.enter_context(Logs(told if processes.is_first() else ()))
+        course = Course(setup, folder, compilations, logs)
         course.open(resume=resume, overwrite=overwrite)
         _carry_out(course, observers, on_divergence)
         summary = course.finish()
@@ -146,6 +153,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
+    loggers: Sequence[Logger | Mapping[str, Any] | str] = (),
     on_divergence: OnDivergence = "stop",
     chaos: ChaosSettings | None = None,
     task: Task | None = None,
@@ -176,6 +184,7 @@ def run(
         resume=resume,
         overwrite=overwrite,
         observers=observers,
+        loggers=loggers,
         on_divergence=on_divergence,
         secret=secret,
         books=books,

@@ -13,8 +13,8 @@ from ..data import Clients, DataSettings
 from ..layers import AttackSettings
 from ..names import Names
 from ..privacy import Privacy
-from ..problem import Task
-from ..problems import PROBLEMS, ProblemSettings
+from ..problem import BilevelProblem, Task
+from ..problems import PROBLEMS, Detached, ProblemSettings
 from ..record import Plan, digest_of
 from ..settings import named, to_mapping
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
@@ -80,6 +80,12 @@ class Spec:
     def task(self) -> Task:
         """Load the data and build the problem."""
         return self.problem.task(self.data, self.seed)
+
+    def without_clients(self) -> BilevelProblem:
+        """The problem alone, for use after a run; data are loaded only where it cannot be made without them."""
+        if isinstance(self.problem, Detached):
+            return self.problem.without_clients(self.data, self.seed)
+        return self.task().problem
 
     def clients(self, task: Task) -> Clients:
         """The clients of a task, with the labels that they use. An attack may have flipped these."""
