@@ -235,6 +235,13 @@ class RunFolder:
 
     def checkpoint(self, plan: Plan) -> Checkpoint | None:
         """The newest checkpoint in the folder, or None if the run has not written one yet."""
+        return self.newest(plan.every, plan.digest)
+
+    def newest(self, every: int, digest: str | None) -> Checkpoint | None:
+        """The newest checkpoint, with `every` outer iterations between two evaluations.
+
+        It must be of the plan with this digest. None compares no plan, for a reader that has no plan.
+        """
         present = [path for path in map(self.file, CHECKPOINTS) if path.exists()]
         if not present:
             return None
@@ -246,10 +253,10 @@ class RunFolder:
             checkpoint, seal = decode(path)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {remedy}") from None
-        if seal.plan != plan.digest:
+        if digest is not None and seal.plan != digest:
             raise CheckpointError(f"{path} is a checkpoint of another spec; {remedy}")
         history = [r for r in self.history() if r["iteration"] <= checkpoint.iteration]
-        if seal.history != _History(plan.every, history).digest:
+        if seal.history != _History(every, history).digest:
             raise CheckpointError(
                 f"{self.file('history.jsonl')} is not as it was written: up to iteration {checkpoint.iteration} "
                 f"it differs from what {path.name} vouches for; put it back, or --overwrite to start again"

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
 from ..problem import BilevelProblem, Flat, Problem
-from ..record import Checkpoint, Plan, RunFolder, digest_of, flatten_state, summarise
+from ..record import Checkpoint, RunFolder, flatten_state, summarise
 from ..spec import Spec, parse
 
 Status = Literal["finished", "failed", "under way", "interrupted"]
@@ -119,7 +119,10 @@ class SavedRun:
 
     @cached_property
     def _checkpoint(self) -> Checkpoint | None:
-        return RunFolder(self.folder).checkpoint(self._plan())
+        """The newest checkpoint. A spec tells whose it must be; the settings of a run of objects do not tell all."""
+        if self.spec is not None:
+            return RunFolder(self.folder).checkpoint(self.spec.plan)
+        return RunFolder(self.folder).newest(self._every(), None)
 
     @property
     def _saved(self) -> Checkpoint:
@@ -130,14 +133,13 @@ class SavedRun:
             )
         return self._checkpoint
 
-    def _plan(self) -> Plan:
-        if self.spec is not None:
-            return self.spec.plan
+    def _every(self) -> int:
+        """The outer iterations between two evaluations of a run of objects."""
         rules = self.settings.get("evaluate")
         every = rules.get("every", 1) if isinstance(rules, Mapping) else 1
         if not isinstance(every, int) or every < 1:
             raise RunFolderError(f"{self.folder / 'spec.toml'} has evaluate.every = {every!r}; put it back")
-        return Plan(self.settings, digest_of(self.settings), every)
+        return every
 
     def _vector(self, name: str) -> np.ndarray:
         arrays = self._saved.arrays
