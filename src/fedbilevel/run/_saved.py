@@ -119,7 +119,7 @@ class SavedRun:
 
     @cached_property
     def _checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint. A spec tells whose it must be; the settings of a run of objects do not tell all."""
+        """The newest checkpoint. A spec tells whose it must be, and a run of objects has none."""
         if self.spec is not None:
             return RunFolder(self.folder).checkpoint(self.spec.plan)
         return RunFolder(self.folder).newest(self._every(), None)
