@@ -148,6 +148,7 @@ class LowerWork(LocalWork):
         if self.lower_solver == "sgd":
             return fed.round(lower_sgd, **self.lower_work).y
         q = fed.round(lower_gradient, zeta=self.zeta).q
+        fed.note(lower_residual=q)
         return fed.round(lower_steps, q=q, **self.lower_work).y
 
 
@@ -198,6 +199,7 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
     def improve(self, fed: Federation, p: Array) -> Array:
         """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
         h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
+        fed.note(hypergradient_estimate=h)
         return fed.round(upper_steps, h=h, **self.upper_work).x
 
 

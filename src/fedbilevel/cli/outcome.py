@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..report import ledger_table, outcome_table, text_curve
+from ..report import ledger_table, metrics_table, outcome_table, text_curve
 from ..run import Result
 from ..spec import Spec
 from .shared import out, say
@@ -34,6 +34,7 @@ def show(spec: Spec, result: Result) -> None:
         say(text_curve(result.history))
         out.print(outcome_table(summary))
         beside_the_paper(spec, summary)
+    out.print(metrics_table(summary))
     if "privacy" in summary:
         spent = summary["privacy"]
         say(

@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-# Settings that decide when a run ends and how it is summarised. They may change when a run is resumed.
-APART = ("stop", "evaluate.window")
+# Settings that decide when a run ends and how it is shown. They may change when a run is resumed.
+APART = ("stop", "evaluate.window", "evaluate.metric")
 
 
 def digest_of(values: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
-from ._tables import ledger_table, markdown_table, outcome_table, study_table
+from ._tables import ledger_table, markdown_table, metrics_table, outcome_table, study_table
 from ._terminal import text_curve
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "draw_points",
     "ledger_table",
     "markdown_table",
+    "metrics_table",
     "outcome_table",
     "study_table",
     "text_curve",

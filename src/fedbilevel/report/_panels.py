@@ -56,7 +56,7 @@ def _draw(axes: Axes, line: Line, colour: str, x: str, both: bool) -> None:
     scale = 1 / 60 if x == "minutes" else 1.0
     key = "seconds" if x == "minutes" else "rounds"
     places = [np.asarray([r[key] * scale for r in history]) for history in line.histories]
-    values = [np.asarray([r[line.metric] for r in history], float) for history in line.histories]
+    values = [np.asarray([r.get(line.metric) for r in history], float) for history in line.histories]
     at = places[0][places[0] > 0] if x == "minutes" else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
     style = "--" if both and line.metric == "train_accuracy" else "-"
@@ -73,7 +73,8 @@ def _finish(axes: Axes, lines: Sequence[Line], x: str) -> None:
         xlabel="minutes of training (logarithmic)" if x == "minutes" else "communication rounds",
         ylabel=" and ".join(dict.fromkeys(ROWS[line.metric] for line in lines)) + " accuracy",
     )
-    finals = [np.mean([r[line.metric] for r in h][-50:]) for line in lines for h in line.histories]
+    tails = [np.asarray([r.get(line.metric) for r in h][-50:], float) for line in lines for h in line.histories]
+    finals = [tail[~np.isnan(tail)].mean() for tail in tails if not np.isnan(tail).all()]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
     if x == "minutes":
         axes.set_xscale("log")  # our runs take seconds, the paper's half an hour

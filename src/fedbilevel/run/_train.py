@@ -25,6 +25,7 @@ from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
 from ._course import Course, Setup
+from ._evaluation import available
 from ._watching import Observer, Result
 
 OnDivergence = Literal["stop", "restart"]
@@ -59,7 +60,8 @@ def train(
     """Train a problem on clients with an algorithm, until the budget is spent.
 
     problem, clients, algorithm   any objects of these kinds, this library's or the user's own
-    stop            the budget: `{"rounds": 60}`, iterations, seconds or accuracy
+    stop            the budget: `{"rounds": 60}`, iterations, seconds, accuracy, or a value of any metric, as in
+                    `{"metric": "auc", "at": 0.9}`
     engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
                     of `federation`. An engine that is given as an object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
@@ -132,6 +134,7 @@ def train(
         if spec is not None:
             setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title)
         course = Course(setup, folder, compilations)
+        course.check_metrics()
         course.open(resume=resume, overwrite=overwrite)
         _carry_out(course, observers, on_divergence)
         summary = course.finish()
@@ -181,6 +184,13 @@ def run(
         books=books,
         spec=spec,
     )
+
+
+def metrics_of(spec: Spec) -> list[str]:
+    """The metrics that a run of this spec may have, from one measurement of its start."""
+    task = _task(spec)
+    state = spec.algorithm.init(task.problem, task.clients.count)
+    return available(task, spec.algorithm, spec.evaluate, spec.privacy, state)
 
 
 def _private(files: Sequence[Path], lasting: bool, given: Secret | None) -> tuple[str, Secret]:
