@@ -19,7 +19,7 @@ def show(spec: Spec, result: Result) -> None:
     name = spec.to_mapping()["algorithm"]["name"]
     where = "" if spec.problem.makes_data else f", {spec.data.name} split by {spec.data.partition}"
     say(
-        f"{name}, {spec.data.clients} clients{where}, seed {spec.seed}: "
+        f"{name}, {summary.get('clients', spec.data.clients)} clients{where}, seed {spec.seed}: "
         f"{summary['iterations']:,} outer iterations, {summary['rounds']:,} rounds, "
         f"{summary['seconds']:.1f} s of training"
     )

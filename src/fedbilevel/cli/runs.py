@@ -26,6 +26,9 @@ def run_command(
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    accept_change: Annotated[
+        bool, typer.Option("--accept-change", help="Resume although a module of the spec has changed.")
+    ] = False,
     log: Annotated[str | None, typer.Option(help="Also log to: tensorboard.")] = None,
     print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
     or_digits: Annotated[
@@ -63,6 +66,7 @@ def run_command(
         if not quiet:
             observers.append(stack.enter_context(Bar()))
         options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, on_divergence=on_divergence)
+        options["accept_change"] = accept_change
         result = run(chosen, folder, observers=observers, chaos=faults, **options)
     if not quiet:
         show(chosen, result)

@@ -102,13 +102,16 @@ class Course:
             if name not in known:
                 raise UnknownName(f"{field} =", name, known)
 
-    def open(self, *, resume: bool, overwrite: bool) -> None:
+    def open(self, *, resume: bool, overwrite: bool, accept_change: bool = False) -> None:
         """Make the folder ready; continue from its checkpoint, or evaluate the start."""
         kept: dict[str, str] = {}
 
         def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
-            saved = self.folder and self.folder.open(self.setup.plan, resume=resume, overwrite=overwrite)
-            if self.folder is None or saved is None:
+            if self.folder is None:
+                return 0, Ledger().to_mapping(), [], []
+            ways = dict(resume=resume, overwrite=overwrite, accept_change=accept_change)
+            saved = self.folder.open(self.setup.plan, **ways)
+            if saved is None:
                 return 0, Ledger().to_mapping(), [], []
             self.state = restore_state(self.state, saved.arrays)
             kept.update(saved.clients)
@@ -226,7 +229,7 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.ended_early:
             figures["ended_by"] = "observer"
-        figures |= {"spec": self.setup.plan.digest, **more}
+        figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
         summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)

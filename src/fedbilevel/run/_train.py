@@ -56,6 +56,7 @@ def train(
     secret: Secret | None = None,
     books: Sequence[Path] = (),
     spec: Spec | None = None,
+    accept_change: bool = False,
 ) -> Result:
     """Train a problem on clients with an algorithm, until the budget is spent.
 
@@ -78,6 +79,7 @@ def train(
                     used for one run only
     books           further files in which every release of a private run is booked
     spec            the spec that the objects were made from, for the folder; `run` gives it
+    accept_change   resume a run although the source of a module that its spec names has changed since
 
     Everything is checked before the folder is made. With several processes (`fedbilevel.processes`) only the first
     reads and writes the folder, and all of them return the same result.
@@ -132,10 +134,10 @@ def train(
             title=f"{type(algorithm).__name__}, {clients.count} clients",
         )
         if spec is not None:
-            setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title)
+            setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title(clients.count))
         course = Course(setup, folder, compilations)
         course.check_metrics()
-        course.open(resume=resume, overwrite=overwrite)
+        course.open(resume=resume, overwrite=overwrite, accept_change=accept_change)
         _carry_out(course, observers, on_divergence)
         summary = course.finish()
     x, y = problem.flat_x.restore(course.state.x), problem.flat_y.restore(course.state.y)
@@ -155,6 +157,7 @@ def run(
     engine: Engine | None = None,
     secret: Secret | None = None,
     books: Sequence[Path] = (),
+    accept_change: bool = False,
 ) -> Result:
     """Run a spec into a folder, or continue the run there: make the objects of the spec, and train them.
 
@@ -183,6 +186,7 @@ def run(
         secret=secret,
         books=books,
         spec=spec,
+        accept_change=accept_change,
     )
 
 
