@@ -99,6 +99,7 @@ class Federation:
         self._size: int | None = None  # the size of a cohort; None if this is the federation of all clients
         self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
+        self.noted: dict[str, Array] = {}  # shared with the cohorts that are drawn from this federation
         self._drawn = 0  # the round in which this cohort was drawn
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
@@ -161,6 +162,10 @@ class Federation:
         """Let clients forget vectors that they hold. This costs nothing."""
         for name in names:
             del self._shelves[name]
+
+    def note(self, **vectors: Array | None) -> None:
+        """Note vectors of this outer iteration, such as the hypergradient. An evaluation reports their norms."""
+        self.noted.update({name: vector for name, vector in vectors.items() if vector is not None})
 
     def settle(self) -> None:
         """Note that everything so far is in a checkpoint, so clients need not keep older states."""

@@ -8,7 +8,9 @@ address, `module:attribute`.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import sys
 import sysconfig
 import traceback
@@ -100,6 +102,20 @@ def locate(address: Any, where: str, folder: Path | None = None) -> Any:
     if not callable(found):
         raise SettingsError(f"{wrong}: it is not a function or a class; name one")
     return found
+
+
+def source_digest(address: str) -> str | None:
+    """The SHA-256 of the source file of the module of an address, or None if it has no such file."""
+    module = address.partition(":")[0]
+    place = str(Path.cwd().resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+    try:
+        found = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
+        file = None if found is None or not found.has_location else found.origin
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except Exception:  # whoever uses the address will say what is wrong with it
+        return None
 
 
 @contextmanager

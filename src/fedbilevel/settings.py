@@ -59,7 +59,15 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a settings class from parsed TOML; errors name `where.field`."""
+    """Build a settings class from parsed TOML; errors name `where.field`.
+
+    A class with the attribute `rest` takes any other key too. They are together in the field of that name.
+    """
+    rest: str | None = getattr(cls, "rest", None)
+    if rest is not None:
+        known = {field.name for field in dataclasses.fields(cast(Any, cls))} - {rest}
+        more = {key: value for key, value in values.items() if key not in known}
+        values = {key: value for key, value in values.items() if key in known} | {rest: more}
     made: Any = cls.__new__(cls)
     try:
         inspect.unwrap(cls.__init__)(made, **_plain(values))  # not wrapped, so that the error names `where`
@@ -136,7 +144,9 @@ def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
         own, default = getattr(value, field.name), _default(field)
         if own is None or (changed and own == default):
             continue
-        if field.name in choices:
+        if field.name == getattr(type(value), "rest", None):
+            made |= own
+        elif field.name in choices:
             made[field.name] = named(choices[field.name], own, changed)
         else:
             made[field.name] = list(own) if isinstance(own, tuple) else own

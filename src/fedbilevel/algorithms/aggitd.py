@@ -109,6 +109,7 @@ class AggITD(LowerWork, AveragedHypergradient):
                 continue
             q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=self.zeta)
             if t < self.N:
+                fed.note(lower_residual=q)
                 y = fed.round(lower_steps, q=q, **self.lower_work).y
         assert z is not None  # the source enters at t = Q ≤ N
         return y, self.lam * (1 if summed else self.N + 1) * z

@@ -130,6 +130,7 @@ class Gossip(Network):
         )
         mixed = agents.exchange("mix", self.weights(count), x=xs, y=ys, **old)
         h = _hypergradient(old["s"], old["h"], old["u"], old["v"], self.L_g, self.b)
+        fed.note(hypergradient_estimate=h.mean(0), lower_residual=new.g_y.mean(0))
         xs, ys = mixed["x"] - self.alpha * h, mixed["y"] - self.gamma * new.g_y
         after = [_average(mixed[name], getattr(new, name), self.beta) for name in old]
         return GossipState(xs.mean(0), ys.mean(0), xs, ys, *after)

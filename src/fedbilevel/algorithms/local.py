@@ -149,6 +149,7 @@ class LowerWork(LocalWork):
         if self.lower_solver == "sgd":
             return fed.round(lower_sgd, **self.lower_work).y
         q = fed.round(lower_gradient, zeta=self.zeta).q
+        fed.note(lower_residual=q)
         return fed.round(lower_steps, q=q, **self.lower_work).y
 
 
@@ -207,6 +208,7 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
 
     def follow(self, fed: Federation, h: Array, drawn: int) -> Array:
         """One-Round-Upper along h, whose gradients of the upper loss were taken in the round `drawn`."""
+        fed.note(hypergradient_estimate=h)
         work = self.upper_work
         if self.same_samples:
             work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)

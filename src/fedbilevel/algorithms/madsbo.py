@@ -116,7 +116,7 @@ class MADSBO(Network):
         xs, ys, r = (spread(a, len(agents)) for a in s[2:])
         x = own(xs)
         zeta = Sample("lower", rows_of(self.batch_zeta))
-        mixed_x = xs
+        mixed_x, move = xs, jnp.zeros_like(ys)
         for t in range(self.T):
             move = agents.each(lower_move, x=x, y=own(ys), beta=self.beta, zeta=zeta).y
             mixed = agents.exchange("mix_lower", W, y=ys, **({"x": xs} if t == 0 else {}))
@@ -125,6 +125,7 @@ class MADSBO(Network):
         z = self.inverse_product(agents, W, x, y)
         xi, chi = Sample("upper", rows_of(self.batch_xi)), Sample("lower", rows_of(self.batch_chi))
         u = agents.each(local_hypergradient, x=x, y=y, z=own(z), xi=xi, chi=chi).h
+        fed.note(hypergradient_estimate=u.mean(0), lower_residual=move.mean(0) / self.beta)
         xs, r = _outer(mixed_x, r, u, self.alpha, self.alpha if self.theta is None else self.theta)
         return MADSBOState(xs.mean(0), ys.mean(0), xs, ys, r)
 

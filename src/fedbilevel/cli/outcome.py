@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..report import ledger_table, outcome_table, text_curve
+from ..report import ledger_table, metrics_table, outcome_table, text_curve
 from ..run import Result
 from ..spec import Spec
 from .shared import out, say
@@ -19,7 +19,7 @@ def show(spec: Spec, result: Result) -> None:
     name = spec.to_mapping()["algorithm"]["name"]
     where = "" if spec.problem.makes_data else f", {spec.data.name} split by {spec.data.partition}"
     say(
-        f"{name}, {spec.data.clients} clients{where}, seed {spec.seed}: "
+        f"{name}, {summary.get('clients', spec.data.clients)} clients{where}, seed {spec.seed}: "
         f"{summary['iterations']:,} outer iterations, {summary['rounds']:,} rounds, "
         f"{summary['seconds']:.1f} s of training"
     )
@@ -34,6 +34,7 @@ def show(spec: Spec, result: Result) -> None:
         say(text_curve(result.history))
         out.print(outcome_table(summary))
         beside_the_paper(spec, summary)
+    out.print(metrics_table(summary))
     if "privacy" in summary:
         spent = summary["privacy"]
         say(

@@ -33,6 +33,9 @@ def run_command(
             metavar="NAME", help="Also log to tensorboard, mlflow, wandb or module:Class; may be repeated."
         ),
     ] = None,
+    accept_change: Annotated[
+        bool, typer.Option("--accept-change", help="Resume although a module of the spec has changed.")
+    ] = False,
     print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
     or_digits: Annotated[
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
@@ -68,7 +71,7 @@ def run_command(
         if not quiet:
             observers.append(stack.enter_context(Bar()))
         options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, on_divergence=on_divergence)
-        options |= dict(loggers=loggers)
+        options |= dict(loggers=loggers, accept_change=accept_change)
         result = run(chosen, folder, observers=observers, chaos=faults, **options)
     if not quiet:
         show(chosen, result)

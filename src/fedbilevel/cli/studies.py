@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,10 +57,19 @@ def tune_command(
     folder: Annotated[Path, typer.Option("--out", help="Where runs, table and best.toml go.")] = Path("runs/tune"),
     seeds: Annotated[int, typer.Option(min=1)] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
+    metric: Annotated[
+        str | None, typer.Option(help="The metric to compare; default: test_accuracy, else upper_loss.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="max or min: which values are better; default: min for losses and errors.")
+    ] = None,
 ) -> None:
     """Run a grid of settings and write the best as a spec."""
+    if mode not in (None, "max", "min"):
+        raise SettingsError(f"--mode {mode} is wrong: use max or min")
+    chosen: Any = {"metric": metric, "mode": mode}
     with storing(folder):
-        rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err)
+        rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err, **chosen)
     out.print(study_table("Grid, best first", rows))
     say(f"best settings: {folder / 'best.toml'}")
 

@@ -13,7 +13,6 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ class ServerApp:
         noise = spec.privacy.noise if spec.privacy.mode == "local" else None
 
         def watch(progress: Progress) -> bool:
-            self._progress = asdict(progress)
+            self._progress = progress.to_mapping()
             return self._end
 
         try:

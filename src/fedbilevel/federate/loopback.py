@@ -26,7 +26,7 @@ import tomli_w
 
 from ..errors import FedBilevelError, SettingsError
 from ..layers import SitePrivacy
-from ..problems import HyperRepresentation
+from ..problems import Custom, HyperRepresentation
 from ..settings import to_mapping
 from ..spec import Spec
 from .sitefile import write_rows
@@ -56,6 +56,8 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
     if isinstance(spec.problem, HyperRepresentation):
         dataset = spec.data.dataset
         problem |= {"shape": list(dataset.shape), "classes": dataset.classes}
+    elif isinstance(spec.problem, Custom):
+        problem = {"python": spec.problem.function, **spec.problem.arguments}
     elif not hasattr(spec.problem, "remote"):
         raise SettingsError(
             f"--simulate-sites has no problem {problem['name']}; start sites of your own with --kit"
@@ -127,7 +129,8 @@ class LoopbackFederation:
 
     def start(self, name: str) -> None:
         """Start the server or a site. Its output is appended to NAME.log."""
-        environment = {**os.environ, _MARK: str(self.kit(name))}
+        modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd()))))
+        environment = {**os.environ, _MARK: str(self.kit(name)), "PYTHONPATH": modules}  # also those of a spec
         kit = ["--kit", str(self.kit(name))]
         task = ["server", *kit] if name == SERVER else ["site", str(self._sites[name]), *kit, "--no-check"]
         command = [sys.executable, "-m", "fedbilevel", *task]

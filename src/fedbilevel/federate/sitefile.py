@@ -44,7 +44,7 @@ from ..engines.flare import Site, SitePolicy
 from ..errors import SettingsError, UnknownName, one_line, shown
 from ..layers import OwnNoise, SitePrivacy
 from ..names import locate, users_code
-from ..problem import BilevelProblem, Problem
+from ..problem import BilevelProblem, Problem, Task
 from ..problems import PROBLEMS
 from ..reading import Unreadable, read_toml
 from ..settings import Size, about, from_mapping, settings
@@ -144,11 +144,12 @@ def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
         function = locate(address, "problem.python", folder)
         with users_code(f"problem.python = {shown(address)} is wrong: it raises "):
             made = function(**values)
-        if not isinstance(made, Problem):
+        problem = made.problem if isinstance(made, Task) else made
+        if not isinstance(problem, Problem):
             raise SettingsError(
                 f"problem.python = {shown(address)} is wrong: it returns {type(made).__name__}; return a Problem"
             )
-        return made
+        return problem
     name = values.pop("name", None)
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
     if name not in known:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+import copy
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from ..data import ClientData, ClientSize, DataSettings
 from ..errors import SettingsError
 from ..names import locate, users_code
 from ..problem import Problem, Task
-from ..settings import about, settings
+from ..settings import about, settings, to_mapping
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,29 @@ class Custom:
     function: Annotated[
         str, about("module:function that returns a Problem, or a Task with clients and a measure")
     ] = "my_problem:make"
+    arguments: Annotated[dict[str, Any], about("any other key is an argument of the function")] = field(
+        default_factory=dict
+    )
 
     makes_data: ClassVar[bool] = True
+    rest: ClassVar[str] = "arguments"  # the field that holds the keys that are not fields
 
     def task(self, data: DataSettings, seed: int) -> Task:
         """The task that the function returns."""
         function = locate(self.function, "problem.function")
         wrong = f"problem.function = {self.function!r} is wrong"
-        with users_code(f"{wrong}: it is called without arguments, and raises "):
-            made = function()
+        told = f"with {', '.join(self.arguments)}" if self.arguments else "without arguments"
+        with users_code(f"{wrong}: it is called {told}, and raises "):
+            made = function(**copy.deepcopy(self.arguments))
         if isinstance(made, Problem):
             return Task(made, Elsewhere(data.clients))
-        if isinstance(made, Task):
-            return made
-        raise SettingsError(
-            f"{wrong}: it returns an object of type {type(made).__name__}; return a Problem or a Task"
-        )
+        if not isinstance(made, Task):
+            raise SettingsError(
+                f"{wrong}: it returns an object of type {type(made).__name__}; return a Problem or a Task"
+            )
+        if "clients" in to_mapping(data, changed=True) and data.clients != made.clients.count:
+            raise SettingsError(
+                f"data.clients = {data.clients} is wrong: the task of problem.function = {self.function!r} has "
+                f"{made.clients.count} clients; remove it, or use {made.clients.count}"
+            )
+        return made

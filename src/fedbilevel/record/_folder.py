@@ -8,6 +8,7 @@
     environment.json         versions and machine
     curve.png                accuracy against rounds
     federation.json          on a real federation: its sites, and every job that it took
+    sources.json             the SHA-256 of modules that the spec names, and changes that were accepted
 
 Every file is written under a temporary name and renamed, so that a reader sees the old file or the new one, and
 never a part of one. Only the history is appended to in place; when a run is resumed, its history is cut back to
@@ -33,7 +34,7 @@ from ..reading import Unreadable, parse_json, read_bytes, read_json, read_toml
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
 from ._plan import Plan
-from ._shapes import Environment, Evaluation, Federation, Form, Summary, checked
+from ._shapes import Environment, Evaluation, Federation, Form, Sources, Summary, checked
 
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint.1.safetensors", "checkpoint.2.safetensors")  # newest first
 FILES = (
@@ -48,7 +49,8 @@ FOLDERS = ("tensorboard", "mlflow", "wandb", "clients")  # the folders of logs a
 LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 BOOKS = "privacy.jsonl"  # only a private run has it
-SOMETIMES = (*CHECKPOINTS[1:], FEDERATION, BOOKS)
+SOURCES = "sources.json"  # only a run whose spec names code by its address has it
+SOMETIMES = (*CHECKPOINTS[1:], FEDERATION, BOOKS, SOURCES)
 TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
 
 
@@ -64,22 +66,24 @@ class RunFolder:
         self._lock: IO[str] | None = None
         self._history = _History(1)
 
-    def open(self, plan: Plan, *, resume: bool, overwrite: bool) -> Checkpoint | None:
+    def open(self, plan: Plan, *, resume: bool, overwrite: bool, accept_change: bool = False) -> Checkpoint | None:
         """Make the folder ready for a run of this plan, and return the checkpoint to continue from, or None.
 
         Raises `RunFolderError` if the folder holds something other than a run, holds a run and neither `resume`
-        nor `overwrite` is set, or is in use by another process.
+        nor `overwrite` is set, is in use by another process, or if a module of the spec has another source than
+        when the run was begun and `accept_change` is not set.
         """
         check_place(self.path, "--out")
         if self._used() and not self.file("spec.toml").exists():
             raise RunFolderError(f"--out {self.path} is not empty and holds no run; choose another folder")
-        checkpoint = None
+        checkpoint, changes = None, list[dict[str, Any]]()
         try:
             make_folder(self.path)
             self._take()
             if self._used() and resume:
                 self._check_unchanged(plan)
                 checkpoint = self.checkpoint(plan)
+                changes = self._changes(plan, accept_change, 0 if checkpoint is None else checkpoint.iteration)
             elif self._used() and overwrite:
                 self._clear()
             elif self._used():
@@ -89,6 +93,8 @@ class RunFolder:
                 )
             # The spec comes first: a folder that has it holds a run, whatever happens next.
             self._write("spec.toml", plan.to_toml())
+            if plan.sources or changes:
+                self._write(SOURCES, _json({"sources": dict(plan.sources), "changes": changes}))
             reached = -1 if checkpoint is None else checkpoint.iteration
             kept = [r for r in self.history() if r["iteration"] <= reached]
             self._write("history.jsonl", _lines(kept))
@@ -291,6 +297,24 @@ class RunFolder:
                 f"--out {self.path} holds a run of another spec ({change}); only stop may change on resuming; "
                 "choose another folder, or --overwrite"
             )
+
+    def _changes(self, plan: Plan, accepted: bool, iteration: int) -> list[dict[str, Any]]:
+        """All changes of sources that were accepted in this run. Raises if there is a new one that is not."""
+        if not self.file(SOURCES).exists():
+            return []  # the spec names no code, or an older version has begun the run
+        written = self._read(SOURCES, Sources, "put it back, or --overwrite to start again")
+        changes: list[dict[str, Any]] = written["changes"]
+        for setting, before in written["sources"].items():
+            after = plan.sources.get(setting)
+            if after == before:
+                continue
+            if not accepted:
+                raise RunFolderError(
+                    f"--out {self.path}: the module of {setting} has changed since the run was begun (SHA-256 "
+                    f"{before[:16]}, now {(after or 'unknown')[:16]}); put it back, or --accept-change to go on"
+                )
+            changes.append({"setting": setting, "before": before, "after": after, "iteration": iteration})
+        return changes
 
     def _clear(self) -> None:
         """Delete what runs write. The spec goes last, so that a folder cleared by half still counts as a run."""

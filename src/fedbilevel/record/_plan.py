@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tomli_w
 
-# Settings that decide when a run ends and how it is summarised. They may change when a run is resumed.
-APART = ("stop", "evaluate.window")
+# Settings that decide when a run ends and how it is shown. They may change when a run is resumed.
+APART = ("stop", "evaluate.window", "evaluate.metric")
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
@@ -35,12 +35,22 @@ class Plan:
     digest   names the trajectory: two plans with the same digest differ at most in `APART`
     every    the number of outer iterations between two evaluations
     changed  the settings that differ from their defaults (default: all of them)
+    sources  the SHA-256 of the source of each module that the settings name by its address, by setting
     """
 
     values: Mapping[str, Any]
     digest: str
     every: int = 1
     changed: Mapping[str, Any] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """The digest of the settings and of the sources."""
+        if not self.sources:
+            return self.digest
+        told = json.dumps([self.digest, dict(self.sources)], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
         """The text of spec.toml."""

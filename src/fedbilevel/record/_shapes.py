@@ -69,6 +69,13 @@ class Federation(Form):
     jobs: list[dict[str, Any]]
 
 
+class Sources(Form):
+    """The file sources.json."""
+
+    sources: dict[str, str]
+    changes: list[dict[str, Any]]
+
+
 def checked(value: Any, form: type[Form]) -> dict[str, Any]:
     """The value, if it is a table of this form. Raises `Unreadable` with the first field that is not."""
     if not isinstance(value, Mapping):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ._metrics import direction, metric_names
+
 LEVELS = ("0.80", "0.85", "0.90", "0.95")
 
 
@@ -24,11 +26,13 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run from its history and its ledger; `more` is added as it is.
 
-    `metric` is the accuracy that it is about. The training accuracy has figures of its own if it was measured.
+    `metric` is the accuracy that it is about. All other metrics of the history are under `metrics`; the training
+    accuracy, if it was measured, has the same figures as the accuracy.
     """
     last = history[-1]
     reached = {level: _first_at(history, metric, float(level)) for level in LEVELS}
     trained = any(r.get("train_accuracy") is not None for r in history)
+    others = [name for name in metric_names(history) if name not in (metric, "train_accuracy")]
     return {
         "rounds": last["rounds"],
         "iterations": last["iteration"],
@@ -37,6 +41,7 @@ def summarise(
         "seconds_to": {level: r and r["seconds"] for level, r in reached.items()},
         "accuracy": in_window(history, metric, window),
         **({"train_accuracy": in_window(history, "train_accuracy", window)} if trained else {}),
+        "metrics": {name: in_window(history, name, window) for name in others},
         "ledger": ledger["steps"],
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
@@ -46,7 +51,7 @@ def summarise(
 
 
 def in_window(history: list[dict[str, Any]], metric: str, window: int) -> dict[str, float | None]:
-    """The last and the largest value of a metric, and its mean and standard deviation over the last rounds.
+    """The last and the best value of a metric, and its mean and standard deviation over the last rounds.
 
     The mean and the deviation are over the evaluations of the last `window` rounds, so that methods whose
     iterations take different numbers of rounds are averaged over the same span. Evaluations that lack the metric
@@ -58,7 +63,7 @@ def in_window(history: list[dict[str, Any]], metric: str, window: int) -> dict[s
     tail = tail if len(tail) else values[-1:]
     return {
         "last": number(values[-1]) if len(values) else None,
-        "best": number(values.max()) if len(values) else None,
+        "best": number(values.max() if direction(metric) == "max" else values.min()) if len(values) else None,
         "mean": number(tail.mean()) if len(values) else None,
         "std": number(tail.std()) if len(values) else None,
         "window": window,

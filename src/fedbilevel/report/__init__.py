@@ -6,7 +6,7 @@ from ._figures import INK, MARK, draw_curve
 from ._html import Section, write_report
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
-from ._tables import ledger_table, markdown_table, outcome_table, settings_table, study_table
+from ._tables import ledger_table, markdown_table, metrics_table, outcome_table, settings_table, study_table
 from ._terminal import text_curve
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "draw_points",
     "ledger_table",
     "markdown_table",
+    "metrics_table",
     "outcome_table",
     "settings_table",
     "study_table",

@@ -71,7 +71,7 @@ def draw_panels(lines: Sequence[Line], panels: Mapping[str, str], title: str, pa
 
 def _draw(axes: Axes, line: Line, colour: str, x: Axis, both: bool) -> None:
     places = [np.asarray([r[x.key] / x.unit for r in history]) for history in line.histories]
-    values = [np.asarray([r[line.metric] for r in history], float) for history in line.histories]
+    values = [np.asarray([r.get(line.metric) for r in history], float) for history in line.histories]
     at = places[0][places[0] > 0] if x.logarithmic else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
     style = "--" if both and line.metric == "train_accuracy" else "-"
@@ -88,7 +88,8 @@ def _finish(axes: Axes, lines: Sequence[Line], x: Axis) -> None:
         xlabel=x.label,
         ylabel=" and ".join(dict.fromkeys(ROWS[line.metric] for line in lines)) + " accuracy",
     )
-    finals = [np.mean([r[line.metric] for r in h][-50:]) for line in lines for h in line.histories]
+    tails = [np.asarray([r.get(line.metric) for r in h][-50:], float) for line in lines for h in line.histories]
+    finals = [tail[~np.isnan(tail)].mean() for tail in tails if not np.isnan(tail).all()]
     axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
     if x.logarithmic:
         axes.set_xscale("log")

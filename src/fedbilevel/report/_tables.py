@@ -77,6 +77,19 @@ def _told(section: str, values: Mapping[str, Any]) -> str:
     )
 
 
+def metrics_table(summary: dict[str, Any]) -> Table:
+    """The metrics of a run: at the end, at best, and over the last rounds."""
+    table = Table(title=f"Metrics, and their means over the last {summary['accuracy']['window']:,} rounds")
+    table.title_justify = "left"
+    table.add_column("metric")
+    for column in ("last", "best", "mean", "std"):
+        table.add_column(column, justify="right")
+    for name, figures in summary["metrics"].items():
+        texts = ["-" if figures[key] is None else f"{figures[key]:.4g}" for key in ("last", "best", "mean", "std")]
+        table.add_row(name, *texts)
+    return table
+
+
 HEADINGS = {
     "rounds_per_iteration": "rounds per iteration",
     "rounds_to_90": "rounds to 90 %",

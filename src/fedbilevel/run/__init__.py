@@ -1,7 +1,18 @@
 """Runs: `train` takes objects, `run` takes a spec, and both use the same loop."""
 
 from ._saved import SavedRun, Status, load_run
-from ._train import OnDivergence, run, train
+from ._train import OnDivergence, metrics_of, run, train
 from ._watching import Observer, Progress, Result
 
-__all__ = ["Observer", "OnDivergence", "Progress", "Result", "SavedRun", "Status", "load_run", "run", "train"]
+__all__ = [
+    "Observer",
+    "OnDivergence",
+    "Progress",
+    "Result",
+    "SavedRun",
+    "Status",
+    "load_run",
+    "metrics_of",
+    "run",
+    "train",
+]

@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import processes
 from ..federation import Federation
+from ..record import better
 from ..spec import StopSettings
+
+NEAR = 2  # the cost of an iteration is counted beforehand if the limit is at most this many iterations away
+Records = Sequence[Mapping[str, Any]]
 
 
 class Budget:
     """Decides when a run is over.
 
-    An outer iteration that would exceed the limit on rounds is not begun. The cost of the first one is unknown, so
-    it is always begun. With several processes the first one decides, because their clocks differ.
+    An outer iteration that would exceed the limit on rounds is not begun, and neither is the first one. `rehearse`
+    counts the rounds of the next iteration beforehand; None means that this method's cannot be counted, and then
+    the next one is taken to cost what the earlier ones did on average, the first one a single round. With several
+    processes the first one decides, because their clocks differ.
     """
 
-    def __init__(self, stop: StopSettings, fed: Federation) -> None:
-        self._stop, self._fed = stop, fed
+    def __init__(self, stop: StopSettings, fed: Federation, rehearse: Callable[[], int | None]) -> None:
+        self._stop, self._fed, self._rehearse = stop, fed, rehearse
+        self._counted: tuple[int, int] | None = None  # an iteration, and the rounds of the one after it
 
-    def spent(self, iteration: int, record: dict[str, Any]) -> bool:
+    def spent(self, iteration: int, records: Records) -> bool:
         """Whether the budget is spent, so that no further iteration is begun."""
         ledger, stop = self._fed.ledger, self._stop
-        cost = ledger.rounds // iteration if iteration else 0
         spent = bool(
-            (stop.rounds is not None and ledger.rounds + max(cost, 1) > stop.rounds)
-            or (stop.iterations is not None and iteration >= stop.iterations)
+            (stop.iterations is not None and iteration >= stop.iterations)
             or (stop.seconds is not None and ledger.seconds >= stop.seconds)
-            or (stop.accuracy is not None and (record.get("test_accuracy") or 0.0) >= stop.accuracy)
+            or any(goal.reached(records[-1]) for goal in stop.goals)
+            or (stop.patience is not None and self._stalled(records) >= stop.patience)
+            or (stop.rounds is not None and ledger.rounds + self._cost(iteration, stop.rounds) > stop.rounds)
         )
         return processes.from_first(lambda: spent)
 
-    def share(self, iteration: int, record: dict[str, Any]) -> float:
+    def share(self, iteration: int, records: Records) -> float:
         """The share of the budget that is used, from 0 to 1."""
         ledger, stop = self._fed.ledger, self._stop
-        if self.spent(iteration, record):
+        if self.spent(iteration, records):
             return 1.0
         parts = [(ledger.rounds, stop.rounds), (iteration, stop.iterations), (ledger.seconds, stop.seconds)]
         return max((used / limit for used, limit in parts if limit is not None), default=0.0)
+
+    def _stalled(self, records: Records) -> int:
+        """The number of evaluations since the best value of the metric."""
+        best, since = None, 0
+        for record in records:
+            value = record.get(self._stop.metric or "")
+            if value is not None and (best is None or better(value, best, self._stop.direction)):
+                best, since = value, 0
+            elif best is not None:
+                since += 1
+        return since
+
+    def _cost(self, iteration: int, limit: int) -> int:
+        """The rounds of the next iteration."""
+        rounds = self._fed.ledger.rounds
+        mean = max(rounds // iteration, 1) if iteration else 1
+        if iteration and rounds + NEAR * mean <= limit:
+            return mean
+        if self._counted is None or self._counted[0] != iteration:
+            rehearsed = self._rehearse()
+            self._counted = iteration, mean if rehearsed is None else rehearsed
+        return self._counted[1]

@@ -16,7 +16,7 @@ from .._divergence import Restart, check_losses, smaller, suspect
 from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
-from ..errors import Diverged
+from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
@@ -27,7 +27,8 @@ from ..report import draw_curve
 from ..rng import Root
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ._budget import Budget
-from ._evaluation import evaluate, spent
+from ._evaluation import available, evaluate, figures_of, spent
+from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
 RESTARTS = 8  # A run that still diverges after this many halvings ends.
@@ -87,15 +88,31 @@ class Course:
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
         self._memory: Memory = {}
+        self._before: Any = None  # the state before the last iteration, if it was done in this process
         self._set_ledger(Ledger())
 
-    def open(self, *, resume: bool, overwrite: bool) -> None:
+    def check_metrics(self) -> None:
+        """Raise if a setting names a metric that the run will not have. The start is measured once."""
+        setup = self.setup
+        asked = {"evaluate.metric": setup.evaluate.metric, "stop.metric": setup.stop.metric}
+        named = {field: name for field, name in asked.items() if name is not None}
+        if not named:
+            return
+        known = available(setup.task, self.algorithm, setup.evaluate, setup.privacy, self.state)
+        for field, name in named.items():
+            if name not in known:
+                raise UnknownName(f"{field} =", name, known)
+
+    def open(self, *, resume: bool, overwrite: bool, accept_change: bool = False) -> None:
         """Make the folder ready; continue from its checkpoint, or evaluate the start."""
         kept: dict[str, str] = {}
 
         def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
-            saved = self.folder and self.folder.open(self.setup.plan, resume=resume, overwrite=overwrite)
-            if self.folder is None or saved is None:
+            if self.folder is None:
+                return 0, Ledger().to_mapping(), [], []
+            ways = dict(resume=resume, overwrite=overwrite, accept_change=accept_change)
+            saved = self.folder.open(self.setup.plan, **ways)
+            if saved is None:
                 return 0, Ledger().to_mapping(), [], []
             self.state = restore_state(self.state, saved.arrays)
             kept.update(saved.clients)
@@ -113,7 +130,7 @@ class Course:
             self._open_states(self._states, self.folder.path / CLIENTS, kept)
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
-        if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records[-1]):
+        if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records):
             records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run continues
             self._rewrite_history()
         place = None if self.folder is None else self.folder.path
@@ -150,24 +167,37 @@ class Course:
 
     def advance(self, observers: Sequence[Observer]) -> None:
         """Do outer iterations until the budget is spent, or an observer ends the run."""
-        rules, budget, record = self.setup.evaluate, self._budget, self.records[-1]
-        while not budget.spent(self.iteration, record):
+        rules, budget, records = self.setup.evaluate, self._budget, self.records
+        while not budget.spent(self.iteration, records):
+            self.fed.noted.clear()
+            before = self.state
             self.state = self.algorithm.step(self.fed, self.state)
+            self._before = before
             self.iteration += 1
-            last = budget.spent(self.iteration, record)
+            last = budget.spent(self.iteration, records)
             if self.iteration % rules.every == 0 or last:
-                record = self._evaluate()
-                last = budget.spent(self.iteration, record)
+                self._evaluate()
+                last = budget.spent(self.iteration, records)
             if self.iteration % rules.checkpoint_every == 0 or last:
                 self._save()
-            share = budget.share(self.iteration, record)
-            progress = Progress(self.iteration, self.ledger.rounds, self.ledger.seconds, share, record)
-            if self._told_to_end(observers, progress) and not last:
+            if self._told_to_end(observers, self._progress()) and not last:
                 self.ended_early = True
-                if record["iteration"] != self.iteration:
+                if records[-1]["iteration"] != self.iteration:
                     self._evaluate()
                 self._save()
                 return
+
+    def _progress(self) -> Progress:
+        """What observers are told: the parameters are restored only if one of them asks."""
+        problem, state = self.setup.task.problem, self.state
+        return Progress(
+            self.iteration,
+            self.ledger.rounds,
+            self.ledger.seconds,
+            self._budget.share(self.iteration, self.records),
+            self.records[-1],
+            lambda: (problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)),
+        )
 
     def _told_to_end(self, observers: Sequence[Observer], progress: Progress) -> bool:
         """Tell all observers; return whether one of them ends the run. The first process decides for all."""
@@ -202,11 +232,11 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.ended_early:
             figures["ended_by"] = "observer"
-        figures |= {"spec": self.setup.plan.digest, **more}
+        figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
         summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
-            draw_curve(self.records, self.folder.file("curve.png"), self.setup.title)
+            draw_curve(self.records, self.folder.file("curve.png"), self.setup.title, self.setup.evaluate.metric)
         self._logs.finish(summary)
         return summary
 
@@ -225,7 +255,8 @@ class Course:
             ledger=ledger,
             memory=self._memory,
         )
-        self._budget = Budget(setup.stop, self.fed)
+        self._before = None
+        self._budget = Budget(setup.stop, self.fed, lambda: rehearsed_rounds(self.algorithm, self.fed, self.state))
 
     def _save(self) -> None:
         """Make this the state to go back to, and to resume from."""
@@ -247,10 +278,22 @@ class Course:
 
     def _evaluate(self) -> dict[str, Any]:
         setup = self.setup
-        place = self.state, self.iteration, self._probed
         record = evaluate(
-            self.fed, setup.task, setup.algorithm, self._accountant, *place, training=setup.evaluate.train
+            self.fed,
+            setup.task,
+            setup.algorithm,
+            self._accountant,
+            self.state,
+            self.iteration,
+            self._probed,
+            training=setup.evaluate.train,
+            figures={} if self._before is None else figures_of(self._before, self.state, self.fed),
         )
+        wanted = setup.stop.metric
+        if self.iteration and wanted is not None and wanted not in record:
+            raise SettingsError(
+                f"stop.metric = {wanted!r} is wrong: this method does not give it; use another metric"
+            )
         if self.restarts:
             record["restarts"] = len(self.restarts)
         self.records.append(record)

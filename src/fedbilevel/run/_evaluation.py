@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from .._probes import losses
 from ..algorithms import Algorithm, Reporting
 from ..federation import Federation
 from ..ledger import BY, Ledger, counted
-from ..privacy import Accountant
+from ..privacy import Accountant, Privacy
 from ..problem import Task
 from ..record import number
+from ..spec import EvaluateSettings
 from ..steps import Sample
+
+# The norms that describe the last iteration. Not every method computes a hypergradient and a residual.
+FIGURES = ("update_x", "update_y", "hypergradient_estimate", "lower_residual")
 
 
 def evaluate(
@@ -23,8 +30,9 @@ def evaluate(
     iteration: int,
     probed: tuple[int, ...],
     training: bool,
+    figures: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """The line of the history for this state."""
+    """The line of the history for this state. `figures` are those of the iteration that led to it."""
     under_way = dict(task.measure(state.x, state.y))  # its result is awaited only after the probe
     if training and task.measure_train is not None:
         under_way |= task.measure_train(state.x, state.y)
@@ -44,11 +52,34 @@ def evaluate(
         "test_loss": measured.pop("test_loss", None),
         "upper_loss": upper,
         "lower_loss": lower,
+        **figures,
         **measured,
         **({} if accountant is None else {"epsilon": number(accountant.epsilon(fed.engine.clients.count))}),
         **_refused(ledger),
         **_reported(algorithm, state),
     }
+
+
+def available(
+    task: Task, algorithm: Algorithm, rules: EvaluateSettings, privacy: Privacy, state: Any
+) -> list[str]:
+    """The metrics that an evaluation may have: those of one measurement at the start, and the library's own."""
+    names = [*task.measure(state.x, state.y)]
+    if rules.train and task.measure_train is not None:
+        names += task.measure_train(state.x, state.y)
+    names += ["epsilon"] if privacy.mode is not None else ["upper_loss", "lower_loss"]
+    names += [*_reported(algorithm, state), *FIGURES]
+    return list(dict.fromkeys(names))
+
+
+def figures_of(before: Any, after: Any, fed: Federation) -> dict[str, float | None]:
+    """The sizes of the updates of the last iteration, and the norms of the vectors that the method noted in it."""
+    vectors = {
+        "update_x": np.asarray(after.x) - np.asarray(before.x),
+        "update_y": np.asarray(after.y) - np.asarray(before.y),
+        **fed.noted,
+    }
+    return {name: number(np.linalg.norm(np.asarray(vector))) for name, vector in vectors.items()}
 
 
 def spent(accountant: Accountant | None, fed: Federation) -> dict[str, Any]:

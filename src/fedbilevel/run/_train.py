@@ -26,6 +26,7 @@ from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
 from ._course import Course, Setup
+from ._evaluation import available
 from ._watching import Observer, Result
 
 OnDivergence = Literal["stop", "restart"]
@@ -57,11 +58,13 @@ def train(
     secret: Secret | None = None,
     books: Sequence[Path] = (),
     spec: Spec | None = None,
+    accept_change: bool = False,
 ) -> Result:
     """Train a problem on clients with an algorithm, until the budget is spent.
 
     problem, clients, algorithm   any objects of these kinds, this library's or the user's own
-    stop            the budget: `{"rounds": 60}`, iterations, seconds or accuracy
+    stop            the budget: `{"rounds": 60}`, iterations, seconds, accuracy, or a value of any metric, as in
+                    `{"metric": "auc", "at": 0.9}`
     engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
                     of `federation`. An engine that is given as an object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
@@ -81,6 +84,7 @@ def train(
                     used for one run only
     books           further files in which every release of a private run is booked
     spec            the spec that the objects were made from, for the folder; `run` gives it
+    accept_change   resume a run although the source of a module that its spec names has changed since
 
     Everything is checked before the folder is made. With several processes (`fedbilevel.processes`) only the first
     reads and writes the folder, and all of them return the same result.
@@ -136,10 +140,11 @@ def train(
             title=f"{type(algorithm).__name__}, {clients.count} clients",
         )
         if spec is not None:
-            setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title)
+            setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title(clients.count))
         logs = stack.enter_context(Logs(told if processes.is_first() else ()))
         course = Course(setup, folder, compilations, logs)
-        course.open(resume=resume, overwrite=overwrite)
+        course.check_metrics()
+        course.open(resume=resume, overwrite=overwrite, accept_change=accept_change)
         _carry_out(course, observers, on_divergence)
         summary = course.finish()
     x, y = problem.flat_x.restore(course.state.x), problem.flat_y.restore(course.state.y)
@@ -160,6 +165,7 @@ def run(
     engine: Engine | None = None,
     secret: Secret | None = None,
     books: Sequence[Path] = (),
+    accept_change: bool = False,
 ) -> Result:
     """Run a spec into a folder, or continue the run there: make the objects of the spec, and train them.
 
@@ -189,7 +195,15 @@ def run(
         secret=secret,
         books=books,
         spec=spec,
+        accept_change=accept_change,
     )
+
+
+def metrics_of(spec: Spec) -> list[str]:
+    """The metrics that a run of this spec may have, from one measurement of its start."""
+    task = _task(spec)
+    state = spec.algorithm.init(task.problem, task.clients.count)
+    return available(task, spec.algorithm, spec.evaluate, spec.privacy, state)
 
 
 def _private(files: Sequence[Path], lasting: bool, given: Secret | None) -> tuple[str, Secret]:

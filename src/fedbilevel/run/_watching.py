@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
+
+from ..errors import SettingsError
 
 
 @dataclass(frozen=True)
@@ -18,15 +22,41 @@ class Result:
     y: Any
 
 
+def _elsewhere() -> tuple[Any, Any]:
+    raise SettingsError(
+        "progress.x and progress.y are not known here: on a real federation the parameters are at the server; "
+        "read them from the result of the run"
+    )
+
+
 @dataclass(frozen=True)
 class Progress:
-    """What an observer is told after every outer iteration. `share` is the used share of the budget."""
+    """What an observer is told after every outer iteration. `share` is the used share of the budget.
+
+    `x` and `y` are the parameters as pytrees. They are restored when they are asked for.
+    """
 
     iteration: int
     rounds: int
     seconds: float
     share: float
     record: dict[str, Any]
+    parameters: Callable[[], tuple[Any, Any]] = field(default=_elsewhere, repr=False, compare=False)
+
+    @cached_property
+    def x(self) -> Any:
+        """The upper parameters."""
+        return self.parameters()[0]
+
+    @cached_property
+    def y(self) -> Any:
+        """The lower parameters."""
+        return self.parameters()[1]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The progress without the parameters, as plain values."""
+        names = ("iteration", "rounds", "seconds", "share", "record")
+        return {name: getattr(self, name) for name in names}
 
 
 class Observer(Protocol):

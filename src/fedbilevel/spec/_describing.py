@@ -38,7 +38,12 @@ def _table(name: str, value: Any, table: Names[type[Any]] | None) -> Iterator[st
     for field, meaning in meanings(cls).items():
         if field not in known or field in choices:
             continue
-        if field in set_values:
+        if field == getattr(cls, "rest", None):
+            own = getattr(value, field)
+            yield from (f"{_key(key)} = {_toml(inner)}  # {meaning}" for key, inner in own.items())
+            if not own:
+                yield f"# {field} =   # {meaning}"
+        elif field in set_values:
             yield f"{field} = {_toml(set_values[field])}  # {meaning}"
         else:
             yield f"# {field} =   # {meaning}"
@@ -46,9 +51,13 @@ def _table(name: str, value: Any, table: Names[type[Any]] | None) -> Iterator[st
         yield from _table(f"{name}.{field}", getattr(value, field), inner)
 
 
+def _key(name: str) -> str:
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {_toml(v)}' for name, v in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(name)} = {_toml(v)}' for name, v in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")

@@ -11,10 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..data import GENERATED
+from ..data import GENERATED, DataSettings
 from ..errors import SettingsError, one_line, shown
+from ..names import PYTHON
+from ..problems import Custom
 from ..reading import DEPTH, Excessive, Unreadable, parse_toml, read_toml
-from ..settings import choose, from_mapping, suggestion
+from ..settings import choose, from_mapping, suggestion, to_mapping
 from ._checks import check_parts
 from ._spec import CHOSEN, ORDER, SECTIONS, Spec
 
@@ -29,6 +31,8 @@ def load_spec(source: str | Path | None = None, overrides: Mapping[str, Any] | S
     changes = dict(pairs)
     for key in sorted(changes, key=lambda k: k.removesuffix(".name").count(".")):  # names before their fields
         _override(raw, key, changes[key])
+    if changes.get("problem.name") == PYTHON and isinstance(raw.get("data"), dict):  # it was the old problem's
+        raw["data"] = {key: value for key, value in raw["data"].items() if f"data.{key}" in changes}
     return parse(raw)
 
 
@@ -52,6 +56,8 @@ def parse(raw: Mapping[str, Any]) -> Spec:
     spec = Spec(**made, seed=seed)
     if spec.problem.makes_data:
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, name=GENERATED))
+    if isinstance(spec.problem, Custom):
+        _check_unused(spec.data, raw.get("data", {}).get("name", GENERATED))
     if spec.data.name == GENERATED and not spec.problem.makes_data:
         raise SettingsError(
             "data.name = 'generated' is wrong: this problem needs a data set; use mnist, or digits (embedded)"
@@ -60,6 +66,17 @@ def parse(raw: Mapping[str, Any]) -> Spec:
     parts = spec.federation, spec.attack, spec.privacy, spec.evaluate, spec.stop
     check_parts(spec.algorithm, spec.data.clients, *parts)
     return spec
+
+
+def _check_unused(data: DataSettings, named: str) -> None:
+    """Raise if settings of data are given that a function which makes the clients does not use."""
+    given = to_mapping(data, changed=True) | {"name": named}
+    for name, value in given.items():
+        if name != "clients" and (name, value) != ("name", GENERATED):
+            raise SettingsError(
+                f"data.{name} = {shown(value)} is not used: problem.function makes its own data; remove it, or "
+                "give it to the function, as a key of [problem]"
+            )
 
 
 def _read(source: str | Path | None) -> dict[str, Any]:

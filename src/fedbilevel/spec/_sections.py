@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from .._collection import Weighting
 from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by, quorum
 from ..data import Clients
 from ..engines import ENGINES, MAX_ROWS, Engine, SimulationSettings
-from ..errors import SettingsError
+from ..errors import SettingsError, shown
 from ..federation import Cohorts, needed
 from ..names import Names, users_code
 from ..policies import Policies
 from ..privacy import NoisySum, Privacy, Secret
 from ..problem import BilevelProblem
-from ..record import WINDOW
+from ..record import WINDOW, Mode, better, direction
 from ..settings import Count, Positive, about, choose, settings
 
 
@@ -106,6 +106,10 @@ class EvaluateSettings:
     window: Annotated[
         Count, about("communication rounds at the end of a run over which its accuracy is averaged")
     ] = WINDOW
+    metric: Annotated[
+        str | None,
+        about("the metric that the curve shows and `tune` compares; default: test_accuracy, if it is measured"),
+    ] = None
     train: Annotated[
         bool, about("also measure train_accuracy and train_loss, at the server, on all training rows")
     ] = False
@@ -127,10 +131,53 @@ class StopSettings:
     iterations: Annotated[Count | None, about("outer iterations")] = None
     seconds: Annotated[Positive | None, about("seconds of training, without the time for evaluation")] = None
     accuracy: Annotated[Annotated[float, Field(gt=0, le=1)] | None, about("test accuracy, between 0 and 1")] = None
+    metric: Annotated[str | None, about("any metric of the history, for stop.at and stop.patience")] = None
+    at: Annotated[FiniteFloat | None, about("the value of stop.metric at which a run ends")] = None
+    patience: Annotated[
+        Count | None, about("a run ends after this many evaluations without a better value of stop.metric")
+    ] = None
+    mode: Annotated[
+        Mode | None,
+        about("max: larger values of stop.metric are better; min: smaller; default: min for losses and errors"),
+    ] = None
 
     def check(self) -> None:
-        """Raise if there is no limit at all."""
+        """Raise if there is no limit at all, or if a part of one is missing."""
         if all(value is None for value in dataclasses.astuple(self)):
             raise SettingsError(
-                "stop has no limit; set stop.rounds, stop.iterations, stop.seconds or stop.accuracy"
+                "stop has no limit; set stop.rounds, stop.iterations, stop.seconds, stop.accuracy or stop.metric"
             )
+        for name in ("at", "patience", "mode"):
+            if self.metric is None and getattr(self, name) is not None:
+                raise SettingsError(
+                    f"stop.{name} = {getattr(self, name)!r} is wrong: stop.metric is missing; name the metric"
+                )
+        if self.metric is not None and self.at is None and self.patience is None:
+            raise SettingsError(
+                f"stop.metric = {shown(self.metric)} is wrong: it has no limit; set stop.at or stop.patience"
+            )
+
+    @property
+    def direction(self) -> Mode:
+        """Whether larger or smaller values of `metric` are better."""
+        return self.mode or direction(self.metric or "")
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """The values of metrics at which a run ends; the accuracy is one of them."""
+        accuracy = None if self.accuracy is None else Goal("test_accuracy", self.accuracy, "max")
+        own = None if self.metric is None or self.at is None else Goal(self.metric, self.at, self.direction)
+        return tuple(goal for goal in (accuracy, own) if goal is not None)
+
+
+class Goal(NamedTuple):
+    """A value of a metric at which a run ends."""
+
+    metric: str
+    at: float
+    mode: Mode
+
+    def reached(self, record: Mapping[str, Any]) -> bool:
+        """Whether an evaluation has reached it. One that lacks the metric, or has no finite value, has not."""
+        value = record.get(self.metric)
+        return value is not None and not better(self.at, value, self.mode)

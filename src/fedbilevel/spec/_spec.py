@@ -11,7 +11,7 @@ import tomli_w
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, DataSettings
 from ..layers import AttackSettings
-from ..names import Names
+from ..names import PYTHON, Names, source_digest
 from ..privacy import Privacy
 from ..problem import BilevelProblem, Task
 from ..problems import PROBLEMS, Detached, ProblemSettings
@@ -28,6 +28,14 @@ SECTIONS: Mapping[str, type[Any]] = {
     "evaluate": EvaluateSettings,
     "stop": StopSettings,
 }
+ADDRESSES = (  # the settings that name code by its address
+    "problem.function",
+    "problem.class",
+    "data.function",
+    "algorithm.class",
+    "federation.engine.class",
+    "federation.aggregator.class",
+)
 ORDER = ("problem", "data", "algorithm", "federation", "attack", "privacy", "evaluate", "stop")
 
 
@@ -62,20 +70,23 @@ class Spec:
 
     @property
     def digest(self) -> str:
-        """The name of the trajectory: specs with one digest differ at most in when they stop and in the window."""
-        return digest_of(self.to_mapping(changed=True))
+        """The name of the trajectory: specs that share it differ at most in when they stop and how they are shown.
+
+        It covers the source of the modules that the spec names by an address.
+        """
+        return self.plan.identity
 
     @property
     def plan(self) -> Plan:
         """The facts about the run that its folder needs."""
-        return Plan(self.to_mapping(), self.digest, self.evaluate.every, self.to_mapping(changed=True))
+        values, changed = self.to_mapping(), self.to_mapping(changed=True)
+        return Plan(values, digest_of(changed), self.evaluate.every, changed, _sources(values))
 
-    @property
-    def title(self) -> str:
-        """The run in one line."""
+    def title(self, clients: int) -> str:
+        """The run in one line, with the number of clients that its task has."""
         data = self.data.name if self.problem.makes_data else f"{self.data.name}, {self.data.partition}"
         names = [named(CHOSEN[section], getattr(self, section))["name"] for section in ("algorithm", "problem")]
-        return f"{names[0]} on {names[1]} ({data}), {self.data.clients} clients"
+        return f"{names[0]} on {names[1]} ({data}), {clients} clients"
 
     def task(self) -> Task:
         """Load the data and build the problem."""
@@ -91,3 +102,16 @@ class Spec:
         """The clients of a task, with the labels that they use. An attack may have flipped these."""
         classes = None if self.problem.makes_data else self.data.classes
         return self.attack.wrap_clients(task.clients, classes, self.seed)
+
+
+def _sources(values: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the modules that a spec names by an address, by setting."""
+    found: dict[str, str | None] = {}
+    for setting in ADDRESSES:
+        *path, last = setting.split(".")
+        table: Any = values
+        for part in path:
+            table = table.get(part, {})
+        if table.get("name") == PYTHON and isinstance(table.get(last), str):
+            found[setting] = source_digest(table[last])
+    return {setting: digest for setting, digest in found.items() if digest is not None}
