@@ -58,6 +58,7 @@ from .steps import (
     svrg,
     walk,
 )
+from .stepsizes import Inverse, Moves
 
 __version__ = "0.1.0"
 
@@ -95,12 +96,14 @@ __all__ = [
     "GeometricMedian",
     "Gossip",
     "HyperRepresentation",
+    "Inverse",
     "LFedNest",
     "LazyClients",
     "Ledger",
     "ListedClients",
     "Loop",
     "Median",
+    "Moves",
     "MultiKrum",
     "Next",
     "NormBound",

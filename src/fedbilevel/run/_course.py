@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import processes, rng
-from .._divergence import Restart, check_losses, smaller, suspect
+from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
@@ -171,15 +171,21 @@ class Course:
         told = [observer(progress) for observer in observers]
         return processes.from_first(lambda: any(answer is True for answer in told))
 
-    def go_back(self, error: Diverged) -> bool:
-        """Return to the last good state and halve the step size to blame; False if that would not help."""
-        found = suspect(self.algorithm, error)
+    def blame(self, error: Diverged) -> Suspect | None:
+        """The setting that is to blame for a divergence."""
+        good = self._good
+        L = largest_curvature(self.fed, good.state, self._probed, self.setup.seed)
+        return suspect(self.algorithm, error, L, self.iteration > good.iteration, self.setup.task.clients.count)
+
+    def go_back(self, error: Diverged, found: Suspect | None) -> bool:
+        """Return to the last good state with the value to try; False if that would not help."""
         if found is None or len(self.restarts) == RESTARTS:
             return False
-        (setting, value), good = found, self._good
+        good = self._good
         lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
-        self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
-        self.algorithm = smaller(self.algorithm, setting, value / 2)
+        setting, value, suggested, _ = found
+        self.restarts.append(Restart(good.iteration, setting, value, suggested, lost, str(error)))
+        self.algorithm = smaller(self.algorithm, setting, suggested)
         self.state, self.iteration, self._memory = good.state, good.iteration, _copied(good.memory)
         self._set_ledger(Ledger.from_mapping(good.ledger))
         del self.records[good.records :]

@@ -67,8 +67,8 @@ def train(
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
-    on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and halves
-                    the step size that is likely to blame
+    on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and changes
+                    the step size that is to blame
     secret          the secret of a private run, from which its cohorts and its noise are drawn; by default it is
                     made from the secret of this machine and the run's random name. A secret of your own must be
                     used for one run only
@@ -197,10 +197,11 @@ def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnD
             course.advance(observers)
             return
         except Diverged as error:
-            if on_divergence == "restart" and course.go_back(error):
+            found, restart = None if error.at_start else course.blame(error), on_divergence == "restart"
+            if restart and course.go_back(error, found):
                 continue
-            where = f"outer iteration {course.iteration or 1}: "
-            told = Diverged(f"{where}{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
+            what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)
+            told = error.told(f"outer iteration {course.iteration or 1}: {error}{what}")
             course.finish(failure=str(told))
             raise told from None
         except (StepError, TooFewReplies) as error:
