@@ -63,20 +63,8 @@ ROOMS = [
 # What a user needs to extend the library, and to say what kind of thing is given or returned.
 NEEDED = {
     *("Agents", "BilevelProblem", "Call", "Capabilities", "ClientStates", "Diverged", "Draw", "Engine", "Fault"),
-    *(
-        "Inverse",
-        "Moves",
-        "Next",
-        "Observer",
-        "Oracle",
-        "Own",
-        "Policies",
-        "Progress",
-        "Reason",
-        "Replies",
-        "Stream",
-    ),
-    *("about", "settings", "train"),
+    *("Inverse", "Moves", "Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies"),
+    *("Stream", "about", "settings", "train"),
 }
 ALIASES = {"X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
 
