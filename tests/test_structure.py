@@ -43,6 +43,7 @@ ROOMS = [
     "engines",
     "problems",
     "models",
+    "_fitting",
     "problem",
     "_derivatives",
     "oracle",

@@ -58,6 +58,8 @@ class Collection:
             self.account.retries += len(asked) if attempt else 0
         self.account.rounds += 1
         self.account.seconds += time.perf_counter() - start
+        if self.call.kind is Kind.ROUND and (self.reasons or self.ledger.silent):
+            self.ledger.hear(self.well, self.reasons)
         if self.gathered.count < self.fewest:
             raise complaint(self.call, self.gathered.count, self.fewest, self.reasons)
         self._judge()

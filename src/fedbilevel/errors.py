@@ -37,6 +37,10 @@ def shown(value: Any) -> str:
         return f"(a value of type {type(value).__name__}, too large to be shown)"
 
 
+class FedBilevelWarning(UserWarning):
+    """The base of the warnings of this library: it goes on, and says what it has assumed."""
+
+
 class FedBilevelError(Exception):
     """The base of all errors that this library raises on purpose; `exit_code` is the command line's."""
 

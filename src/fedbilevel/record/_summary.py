@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 LEVELS = ("0.80", "0.85", "0.90", "0.95")
+SILENT = 3  # A client is left out if this many of its replies, up to the last, were not used.
 
 
 def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -33,8 +34,21 @@ def summarise(history: list[dict[str, Any]], ledger: Mapping[str, Any], **more: 
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
         **{key: ledger[key] for key in ("said", "injected", "exclusions", "forgotten") if ledger.get(key)},
+        **({"left_out": left} if (left := left_out(ledger)) else {}),
         **more,
     }
+
+
+def left_out(ledger: Mapping[str, Any]) -> dict[str, str]:
+    """The clients that the result owes little or nothing to, each with the reason in one line."""
+    found: dict[str, str] = {}
+    for each in ledger.get("exclusions", ()):
+        found[str(each["client"])] = f"excluded from round {each['round']} to {each['until']}"
+    for client, (since, replies, reason) in ledger.get("silent", {}).items():
+        if client in found or replies >= SILENT:
+            before = f"{found[client]}; " if client in found else ""
+            found[client] = f"{before}no valid reply since round {since} ({replies} not used; the last: {reason})"
+    return found
 
 
 def number(value: Any) -> float | None:

@@ -41,6 +41,8 @@ class Setup:
     secret  the secret of a private run
     name    the random name of a private run
     books   further files of the books of a private run, beside the one in its folder
+    strict_start   whether the losses of all clients that are probed have to be finite at the start. It is so where
+                   the data are in this process and no fault is injected: a client that fails there never recovers
     plan    the facts about the run that its folder needs
     title   the run in one line
     """
@@ -57,6 +59,7 @@ class Setup:
     secret: Secret | None
     name: str | None
     books: tuple[Path, ...]
+    strict_start: bool
     plan: Plan
     title: str
 
@@ -116,7 +119,7 @@ class Course:
             records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run continues
             self._rewrite_history()
         if not records:
-            self._evaluate()
+            self._evaluate(self._federation(1.0) if self.setup.strict_start else self.fed)
         self._good = self._here()
 
     def _open_books(self) -> None:
@@ -212,20 +215,23 @@ class Course:
         return summary
 
     def _set_ledger(self, ledger: Ledger) -> None:
-        setup, rules = self.setup, self.setup.federation
         self.ledger = ledger
-        self.fed = Federation(
+        self.fed = self._federation(self.setup.federation.min_replies)
+        self._budget = Budget(self.setup.stop, self.fed)
+
+    def _federation(self, min_replies: int | float | None) -> Federation:
+        setup, rules = self.setup, self.setup.federation
+        return Federation(
             setup.engine,
             seed=setup.root,
-            min_replies=rules.min_replies,
+            min_replies=min_replies,
             policies=rules.policies(setup.privacy),
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
-            ledger=ledger,
+            ledger=self.ledger,
             memory=self._memory,
         )
-        self._budget = Budget(setup.stop, self.fed)
 
     def _save(self) -> None:
         """Make this the state to go back to, and to resume from."""
@@ -245,10 +251,16 @@ class Course:
         if self.folder is not None and self._writes:
             self.folder.write_history(self.records)
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self, fed: Federation | None = None) -> dict[str, Any]:
         setup = self.setup
         record = evaluate(
-            self.fed, setup.task, setup.algorithm, self._accountant, self.state, self.iteration, self._probed
+            fed or self.fed,
+            setup.task,
+            setup.algorithm,
+            self._accountant,
+            self.state,
+            self.iteration,
+            self._probed,
         )
         if self.restarts:
             record["restarts"] = len(self.restarts)

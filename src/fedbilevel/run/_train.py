@@ -13,6 +13,7 @@ import jax
 
 from .. import processes
 from .._divergence import advice
+from .._fitting import check_fit
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, Part
 from ..engines import ENGINES, Engine
@@ -88,6 +89,9 @@ def train(
     if not (engine is None or isinstance(engine, str | Mapping)):
         _check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, budget)
+    here = engine is None or isinstance(engine, str | Mapping) or engine.capabilities.states is not None
+    if here and isinstance(problem, Problem) and min(clients.capacity) > 0:  # otherwise the data are elsewhere
+        check_fit(problem, clients.load(0), test)
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
             "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
@@ -119,6 +123,7 @@ def train(
             secret=secret,
             name=name,
             books=tuple(books),
+            strict_start=faults is None and base.capabilities.states is not None,
             plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
             title=f"{type(algorithm).__name__}, {clients.count} clients",
         )
