@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel import ClientData, Part, Problem, check
+from fedbilevel import ClientData, ClientSize, LazyClients, ListedClients, Part, Problem, check
 from fedbilevel.batch import Batch
 from fedbilevel.problem import Task
 from fedbilevel.problems import QuadraticTask
@@ -91,3 +91,33 @@ def test_a_derivative_that_is_not_finite_is_wrong() -> None:
     # the derivative of sqrt at zero: 0 * inf
     report = check(problem(curve=lambda y: jnp.sqrt(0.0 * y)), data())
     assert {"g_y", "g_yy"} <= set(wrong(report)) and not report.ok
+
+
+def test_a_mistake_that_only_one_client_shows_is_found_and_the_client_is_named() -> None:
+    """The rule of the derivative is wrong for negative targets, which client 2 alone has."""
+    right = data()
+    positive = right._replace(lower=right.lower._replace(targets=np.abs(right.lower.targets)))
+    negative = right._replace(lower=right.lower._replace(targets=-np.abs(right.lower.targets)))
+
+    def lower(x: Any, y: Any, batch: Batch) -> Any:
+        odd = jnp.where(batch.targets < 0, jax.lax.stop_gradient(jnp.sum(y)), 0.0)
+        return batch.mean((batch.inputs @ (y * jnp.exp(x)) - batch.targets) ** 2 + odd)
+
+    whole = problem()
+    broken = Problem(whole.x, whole.y, lower, whole.upper)
+    report = check(broken, ListedClients([positive, positive, negative, positive]))
+    assert wrong(report) == ["g_y"] and {f.client for f in report.findings if not f.ok} == {2}
+    assert "fedbilevel.check, all 4 clients" in str(report)
+    assert check(broken, ListedClients([positive, positive, negative, positive]), client=1).ok
+
+
+def test_of_many_clients_twenty_are_used_and_named() -> None:
+    rows, loaded = data(), list[int]()
+
+    def make(client: int) -> ClientData:
+        loaded.append(client)
+        return rows
+
+    report = check(problem(), LazyClients(10**6, ClientSize(6, 4), make))
+    assert report.ok and len(report.clients) == 20 == len(set(loaded)) and report.clients[-1] == 999_999
+    assert "20 of 1,000,000 clients: 0, 52631," in " ".join(str(report).split())

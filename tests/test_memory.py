@@ -199,9 +199,9 @@ def test_a_run_that_goes_back_remembers_what_it_knew_there(
 ) -> None:
     go_back, seen = Course.go_back, list[tuple[Memory, Memory, Any]]()
 
-    def watched(course: Course, error: Diverged) -> bool:
+    def watched(course: Course, error: Diverged, found: Any) -> bool:
         before = {step: dict(fields) for step, fields in course._memory.items()}
-        went = go_back(course, error)
+        went = go_back(course, error, found)
         assert course.folder is not None
         saved = course.folder.checkpoint(course.setup.plan)
         assert saved is not None

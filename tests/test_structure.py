@@ -44,6 +44,7 @@ ROOMS = [
     "engines",
     "problems",
     "models",
+    "_fitting",
     "problem",
     "_derivatives",
     "oracle",
@@ -51,6 +52,7 @@ ROOMS = [
     "steps",
     "data",
     "settings",
+    "stepsizes",
     "names",
     "files",
     "reading",
@@ -63,8 +65,8 @@ ROOMS = [
 # What a user needs to extend the library, and to say what kind of thing is given or returned.
 NEEDED = {
     *("Agents", "BilevelProblem", "Call", "Capabilities", "ClientStates", "Diverged", "Draw", "Engine", "Fault"),
-    *("Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies", "Stream"),
-    *("about", "settings", "train"),
+    *("Inverse", "Moves", "Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies"),
+    *("Stream", "about", "settings", "train"),
 }
 ALIASES = {"X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
 

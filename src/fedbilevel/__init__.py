@@ -22,6 +22,7 @@ from .errors import (
     DataUnavailable,
     Diverged,
     FedBilevelError,
+    FedBilevelWarning,
     Refused,
     RunFolderError,
     SettingsError,
@@ -59,6 +60,7 @@ from .steps import (
     svrg,
     walk,
 )
+from .stepsizes import Inverse, Moves
 
 __version__ = "0.1.0"
 
@@ -91,11 +93,13 @@ __all__ = [
     "Epochs",
     "Fault",
     "FedBilevelError",
+    "FedBilevelWarning",
     "FedNest",
     "Federation",
     "GeometricMedian",
     "Gossip",
     "HyperRepresentation",
+    "Inverse",
     "LFedNest",
     "LazyClients",
     "Ledger",
@@ -105,6 +109,7 @@ __all__ = [
     "Logger",
     "Loop",
     "Median",
+    "Moves",
     "MultiKrum",
     "NaiveITD",
     "Next",

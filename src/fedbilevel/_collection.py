@@ -58,6 +58,8 @@ class Collection:
             self.account.retries += len(asked) if attempt else 0
         self.account.rounds += 1
         self.account.seconds += time.perf_counter() - start
+        if self.call.kind is Kind.ROUND and (self.reasons or self.ledger.silent):
+            self.ledger.hear(self.well, self.reasons)
         if self.gathered.count < self.fewest:
             raise complaint(self.call, self.gathered.count, self.fewest, self.reasons)
         self._judge()
@@ -152,7 +154,11 @@ def misfit(call: Call, replies: Replies, expected: Expected) -> Reason | None:
 
 
 def complaint(call: Call, got: int, needed: int, reasons: Mapping[int, Reason]) -> TooFewReplies:
-    """The error of a call without enough valid replies: divergence, if most of them are not finite."""
+    """The error of a call without enough valid replies: divergence, if most of them are not finite.
+
+    In the first call of a run, only the `Next` fields depend on a step size. If another field is not finite, the
+    fault is in the data or in the losses.
+    """
     text = f"{call}: {got} valid replies of {len(call.clients)}, {needed} needed"
     text += "".join(f"; client {c}: {why}" for c, why in list(reasons.items())[:NAMED])
     text += f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
@@ -160,6 +166,10 @@ def complaint(call: Call, got: int, needed: int, reasons: Mapping[int, Reason]) 
     if 2 * len(wild) <= len(reasons) or not wild:
         return TooFewReplies(text)
     numbers = {k: float(v) for k, v in call.arrays.items() if np.ndim(v) == 0}
-    if numbers:
-        text += f"; try a smaller {', '.join(f'{k} ({v:.3g})' for k, v in numbers.items())}"
-    return Diverged(text, dict.fromkeys(wild), numbers)
+    at_start = call.clock == 0 and not any(name in call.before for name in wild)
+    if at_start:
+        text += (
+            ", at the start, where no step size matters; look for labels out of range and numbers that are not "
+            "finite in the data, and at the losses there"
+        )
+    return Diverged(text, dict.fromkeys(wild), numbers, moved=call.step.reply[wild[0]].moved, at_start=at_start)

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from . import rng
 from ._derivatives import JaxOracle, remember
-from .data import ClientData, Clients, ClientSize
+from ._fitting import check_fit
+from .data import ClientData, Clients, ClientSize, ListedClients
 from .engines import pad
 from .errors import SettingsError
 from .oracle import Arrays
@@ -28,16 +29,18 @@ from .steps import Draw
 
 Array = np.ndarray
 ALL = Draw(None, None)
+MOST = 20  # the most clients that are used, unless one is chosen
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: the largest relative error found, and the largest that is allowed."""
+    """One comparison: the largest relative error found, at which client, and the largest that is allowed."""
 
     name: str
     compared_with: str
     error: float
     tolerance: float
+    client: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -46,20 +49,35 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings. The report prints as a table."""
+    """All findings. The report prints as a table.
+
+    clients      the clients whose data were used
+    registered   the number of all clients
+    """
 
     findings: tuple[Finding, ...]
+    clients: tuple[int, ...] = (0,)
+    registered: int = 1
 
     @property
     def ok(self) -> bool:
         return all(f.ok for f in self.findings)
 
     def table(self) -> Table:
-        table = Table("derivative", "compared with", "relative error", "allowed", "", title="fedbilevel.check")
+        columns = ("derivative", "compared with", "relative error", "at client", "allowed", "")
+        table = Table(*columns, title=f"fedbilevel.check, {self._whom}")
         for f in self.findings:
             verdict = "[green]ok[/]" if f.ok else "[red]WRONG[/]"
-            table.add_row(f.name, f.compared_with, f"{f.error:.1e}", f"{f.tolerance:.0e}", verdict)
+            where = "" if f.client is None else str(f.client)
+            table.add_row(f.name, f.compared_with, f"{f.error:.1e}", where, f"{f.tolerance:.0e}", verdict)
         return table
+
+    @property
+    def _whom(self) -> str:
+        if len(self.clients) == self.registered:
+            return "the only client" if self.registered == 1 else f"all {self.registered} clients"
+        chosen = ", ".join(map(str, self.clients))
+        return f"{len(self.clients)} of {self.registered:,} clients: {chosen}"
 
     def __str__(self) -> str:
         console = Console(width=100)
@@ -72,12 +90,15 @@ def check(
     problem: BilevelProblem,
     data: ClientData | Clients,
     *,
-    client: int = 0,
+    client: int | None = None,
     directions: int = 3,
     tolerance: float = 1e-2,
     seed: int = 0,
 ) -> Report:
-    """Compare every derivative with finite differences on one client's data, at a point near the start.
+    """Compare every derivative with finite differences on the clients' data, at a point near the start.
+
+    All clients are used, or of more than twenty as many that are spread evenly; `client` chooses a single one. The
+    report has the largest error of any of them, and names the client.
 
     The differences of the losses are in float64, so the remaining errors come from the float32 derivatives and
     from curvature. A kink (ReLU, abs) close to the point can make a difference wrong although the derivative is
@@ -85,18 +106,34 @@ def check(
     """
     if not isinstance(problem, Problem):
         raise SettingsError("check compares derivatives by JAX with their losses; give it a Problem")
-    rows = data if isinstance(data, ClientData) else data.load(client)
-    size = ClientSize(rows.lower.rows, rows.upper.rows)
+    clients = ListedClients([data]) if isinstance(data, ClientData) else data
+    chosen = _chosen(clients.count) if client is None else (client,)
+    check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
     x, y = _near(problem.flat_x.vector, g), _near(problem.flat_y.vector, g)
-    u = _units(directions, problem.size_x, g)
-    v = _units(directions, problem.size_y, g)
-    w = np.roll(v, 1, axis=0)
-    f, h = _loss(problem, "upper", pad(rows, size)), _loss(problem, "lower", pad(rows, size))
+    u, v = _units(directions, problem.size_x, g), _units(directions, problem.size_y, g)
+    compare = _comparison(problem, x, y, u, v, tolerance)
+    largest = clients.capacity if len(chosen) > 1 else None
+    found = [compare(i, clients.load(i), largest) for i in chosen]
+    worst = (max(each, key=lambda finding: (not finding.ok, finding.error)) for each in zip(*found, strict=True))
+    return Report(tuple(worst), chosen, clients.count)
 
-    own = _derivatives(problem, x, y, v, pad(rows, size), stored=True)
-    live = _derivatives(problem, x, y, v, pad(rows, size), stored=False)
-    wide = _derivatives(problem, x, y, v, pad(rows, ClientSize(2 * size.lower + 1, 2 * size.upper + 1)), True)
+
+def _chosen(count: int) -> tuple[int, ...]:
+    """All clients, or as many as are used at most, spread evenly."""
+    return tuple(sorted({int(i) for i in np.linspace(0, count - 1, min(count, MOST))}))
+
+
+def _comparison(
+    problem: Problem, x: Array, y: Array, u: Array, v: Array, tolerance: float
+) -> Callable[[int, ClientData, ClientSize | None], list[Finding]]:
+    """A function that compares everything on one client's data, padded to the largest if the sizes differ.
+
+    Clients then have arrays of one shape, and nothing is compiled twice.
+    """
+    w = np.roll(v, 1, axis=0)
+    upper, lower = _loss(problem, "upper"), _loss(problem, "lower")
+    stored, fresh = _derivatives(problem, stored=True), _derivatives(problem, stored=False)
 
     def first(value: Callable[[Array], float], at: Array, along: Array, e: float = 1e-4) -> list[float]:
         return [(value(at + e * d) - value(at - e * d)) / (2 * e) for d in along]
@@ -104,42 +141,32 @@ def check(
     def second(value: Callable[[Array, Array], float], pairs: list[tuple[Any, Any]]) -> list[float]:
         return [_second(value, a, b) for a, b in pairs]
 
-    differences = "differences of the loss"
-    lower_pairs, mixed_pairs = list(zip(v, w, strict=True)), list(zip(v, u, strict=True))
-    compared = [
-        ("f_x", differences, u @ own.f_x, first(lambda a: f(a, y), x, u), own.f_x),
-        ("f_y", differences, v @ own.f_y, first(lambda a: f(x, a), y, v), own.f_y),
-        ("g_y", differences, v @ own.g_y, first(lambda a: h(x, a), y, v), own.g_y),
-        (
-            "g_yy",
-            differences,
-            _dots(own.g_yy, w),
-            second(lambda a, b: h(x, y + a + b), lower_pairs),
-            own.g_yy[0],
-        ),
-        (
-            "g_xy",
-            differences,
-            _dots(own.g_xy, u),
-            second(lambda a, b: h(x + b, y + a), mixed_pairs),
-            own.g_xy[0],
-        ),
-        (
-            "g_yy symmetric",
-            "its transpose",
-            _dots(own.g_yy, w),
-            _dots(np.roll(own.g_yy, 1, 0), v),
-            own.g_yy[0],
-        ),
-    ]
-    found = [
-        Finding(name, against, _worst(got, expected, vector), tolerance)
-        for name, against, got, expected, vector in compared
-    ]
-    if problem.embed is not None:
-        found.append(Finding("stored embedding", "the live one", _apart(own, live), tolerance))
-    found.append(Finding("blind to padding", "twice the rows", _apart(own, wide), tolerance))
-    return Report(tuple(found))
+    def compare(client: int, rows: ClientData, largest: ClientSize | None) -> list[Finding]:
+        size = largest or ClientSize(rows.lower.rows, rows.upper.rows)
+        padded = pad(rows, size)
+        f, h = upper(padded), lower(padded)
+        own, live = stored(x, y, v, padded), fresh(x, y, v, padded)
+        wide = stored(x, y, v, pad(rows, ClientSize(2 * size.lower + 1, 2 * size.upper + 1)))
+        along_y, mixed = list(zip(v, w, strict=True)), list(zip(v, u, strict=True))
+        curved = second(lambda a, b: h(x, y + a + b), along_y)
+        crossed = second(lambda a, b: h(x + b, y + a), mixed)
+        turned = _dots(np.roll(own.g_yy, 1, 0), v)
+        against = "differences of the loss"
+        compared = [
+            ("f_x", against, u @ own.f_x, first(lambda a: f(a, y), x, u), own.f_x),
+            ("f_y", against, v @ own.f_y, first(lambda a: f(x, a), y, v), own.f_y),
+            ("g_y", against, v @ own.g_y, first(lambda a: h(x, a), y, v), own.g_y),
+            ("g_yy", against, _dots(own.g_yy, w), curved, own.g_yy[0]),
+            ("g_xy", against, _dots(own.g_xy, u), crossed, own.g_xy[0]),
+            ("g_yy symmetric", "its transpose", _dots(own.g_yy, w), turned, own.g_yy[0]),
+        ]
+        found = [(name, other, _worst(got, expected, vector)) for name, other, got, expected, vector in compared]
+        if problem.embed is not None:
+            found.append(("stored embedding", "the live one", _apart(own, live)))
+        found.append(("blind to padding", "twice the rows", _apart(own, wide)))
+        return [Finding(name, other, error, tolerance, client) for name, other, error in found]
+
+    return compare
 
 
 class _Derivatives(NamedTuple):
@@ -150,7 +177,7 @@ class _Derivatives(NamedTuple):
     g_xy: Any
 
 
-def _derivatives(problem: Problem, x: Array, y: Array, v: Array, data: Arrays, stored: bool) -> _Derivatives:
+def _derivatives(problem: Problem, stored: bool) -> Callable[[Array, Array, Array, Arrays], _Derivatives]:
     """All derivatives of the oracle, computed in float32 as in a run, and returned as float64."""
 
     @jax.jit
@@ -160,26 +187,32 @@ def _derivatives(problem: Problem, x: Array, y: Array, v: Array, data: Arrays, s
         g_xy = jax.lax.map(lambda d: c.g_xy(y, d, ALL), v)
         return _Derivatives(c.f_x(y, ALL), c.f_y(y, ALL), c.g_y(y, ALL), g_yy, g_xy)
 
-    made = compute(*(jnp.asarray(a, jnp.float32) for a in (x, y, v)), data)
-    return _Derivatives(*(np.asarray(a, np.float64) for a in made))
+    def derivatives(x: Array, y: Array, v: Array, data: Arrays) -> _Derivatives:
+        made = compute(*(jnp.asarray(a, jnp.float32) for a in (x, y, v)), data)
+        return _Derivatives(*(np.asarray(a, np.float64) for a in made))
+
+    return derivatives
 
 
-def _loss(problem: Problem, level: str, data: Arrays) -> Callable[[Array, Array], float]:
-    """A loss in float64."""
+def _loss(problem: Problem, level: str) -> Callable[[Arrays], Callable[[Array, Array], float]]:
+    """A loss in float64, as a function of the data and then of x and y."""
 
     @jax.jit
     def compute(x: Any, y: Any, data: Arrays) -> Any:
         c = JaxOracle(problem, {"x": x, "y": y}, data)
         return c.f(y, ALL) if level == "upper" else c.g(y, ALL)
 
-    with jax.enable_x64(True):
-        wide = jax.tree.map(_float64, data)
-
-    def loss(x: Array, y: Array) -> float:
+    def on(data: Arrays) -> Callable[[Array, Array], float]:
         with jax.enable_x64(True):
-            return float(compute(_float64(x), _float64(y), wide))
+            wide = jax.tree.map(_float64, data)
 
-    return loss
+        def loss(x: Array, y: Array) -> float:
+            with jax.enable_x64(True):
+                return float(compute(_float64(x), _float64(y), wide))
+
+        return loss
+
+    return on
 
 
 def _near(start: Any, g: np.random.Generator) -> Array:

@@ -37,6 +37,10 @@ def shown(value: Any) -> str:
         return f"(a value of type {type(value).__name__}, too large to be shown)"
 
 
+class FedBilevelWarning(UserWarning):
+    """The base of the warnings of this library: it goes on, and says what it has assumed."""
+
+
 class FedBilevelError(Exception):
     """The base of all errors that this library raises on purpose; `exit_code` is the command line's."""
 
@@ -91,12 +95,25 @@ class TooFewReplies(FedBilevelError):
 class Diverged(TooFewReplies):
     """Replies or losses that are not finite, or explode.
 
-    fields   the vectors or losses that are not finite or explode
-    numbers  the step sizes of the round in which they occurred
+    fields    the vectors or losses that are not finite or explode
+    numbers   the numbers that were sent in the round in which they occurred
+    moved     the recursion (`Moves`) to which the first of the fields belongs, if that is known
+    at_start  whether it happened before any step was taken, so that no step size is to blame
     """
 
     def __init__(
-        self, message: str, fields: Iterable[str] = (), numbers: Mapping[str, float] | None = None
+        self,
+        message: str,
+        fields: Iterable[str] = (),
+        numbers: Mapping[str, float] | None = None,
+        *,
+        moved: Any = None,
+        at_start: bool = False,
     ) -> None:
         super().__init__(message)
         self.fields, self.numbers = tuple(fields), dict(numbers or {})
+        self.moved, self.at_start = moved, at_start
+
+    def told(self, message: str) -> Diverged:
+        """The same error with another message."""
+        return Diverged(message, self.fields, self.numbers, moved=self.moved, at_start=self.at_start)

@@ -33,6 +33,14 @@ class Exclusion(NamedTuple):
     until: int
 
 
+class Silence(NamedTuple):
+    """A client without a valid reply since a round: how many replies were not used, and why the last was not."""
+
+    round: int
+    replies: int
+    reason: str
+
+
 @dataclass
 class Account:
     """What the rounds of one step cost. Bytes are payload: vectors, without headers and scalars.
@@ -69,6 +77,7 @@ class Ledger:
     local        the number of calls in which clients worked locally
     keepers      the remote clients that keep a state, with its clock, so that a loss can be noticed
     forgotten    how often each of those clients lost its state
+    silent       the clients that were asked and have given no valid reply since
     """
 
     steps: dict[str, Account] = field(default_factory=dict)
@@ -81,6 +90,7 @@ class Ledger:
     keepers: dict[int, int] = field(default_factory=dict)
     forgotten: Counter[int] = field(default_factory=Counter)
     said: dict[int, list[str]] = field(default_factory=dict)
+    silent: dict[int, Silence] = field(default_factory=dict)
     _reasons: Counter[tuple[int, str]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +108,16 @@ class Ledger:
         said = self.said.get(client, [])
         if reason.said and reason.said not in said and len(said) < SAID:
             self.said[client] = [*said, reason.said]
+
+    def hear(self, well: Iterable[int], reasons: Mapping[int, Reason]) -> None:
+        """Note, after a round, which clients gave a valid reply and which did not."""
+        well = set(well)
+        for client in self.silent.keys() & well:
+            del self.silent[client]
+        for client, reason in reasons.items():
+            if client not in well:
+                since, replies, _ = self.silent.get(client, (self.rounds - 1, 0, ""))
+                self.silent[client] = Silence(since, replies + 1, reason.text)
 
     @property
     def rounds(self) -> int:
@@ -134,6 +154,7 @@ class Ledger:
             "local": self.local,
             "keepers": {str(client): clock for client, clock in self.keepers.items()},
             "forgotten": {str(client): count for client, count in self.forgotten.items()},
+            "silent": {str(client): list(each) for client, each in self.silent.items()},
         }
         return {**mapping, "rejected": _nested(self.rejected), **{k: v for k, v in seldom.items() if v}}
 
@@ -151,6 +172,7 @@ class Ledger:
             {int(client): clock for client, clock in values.get("keepers", {}).items()},
             Counter({int(client): count for client, count in values.get("forgotten", {}).items()}),
             {int(client): list(texts) for client, texts in values.get("said", {}).items()},
+            {int(client): Silence(*each) for client, each in values.get("silent", {}).items()},
         )
 
 

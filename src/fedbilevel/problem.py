@@ -8,6 +8,7 @@ float32 vectors, so that algorithms are written with + - * and every message is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,13 +17,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import keystr, tree_map_with_path
 
 from ._derivatives import JaxOracle, Memory, remember
 from .batch import Batch
 from .data import Clients, Part
-from .errors import SettingsError
+from .errors import FedBilevelWarning, SettingsError
 from .oracle import Arrays, Kept, Oracle
 from .steps import Chances
 
@@ -42,12 +45,35 @@ class Flat(NamedTuple):
 
 
 def flatten(tree: PyTree, name: str) -> Flat:
-    """Ravel the floating-point arrays of a pytree; its other leaves do not change."""
+    """Ravel the floating-point arrays of a pytree; its other leaves do not change.
+
+    Python numbers and integer arrays are parameters too, unless they belong to an Equinox module, where they are
+    constants. Nobody means that a number beside the arrays is not trained, so it is taken, with a warning.
+    """
+    taken = list[str]()
+
+    def parameter(path: Any, leaf: Any) -> Any:
+        whole = eqx.is_array_like(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
+        if whole or type(leaf) is float:
+            what = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"the {type(leaf).__name__} {leaf!r}"
+            taken.append(f"{name}{keystr(path)} is {what}")
+            return jnp.asarray(leaf, jnp.float32)
+        return leaf
+
+    tree = tree_map_with_path(parameter, tree, is_leaf=lambda node: isinstance(node, eqx.Module))
     parameters, rest = eqx.partition(tree, eqx.is_inexact_array)
     if not jax.tree.leaves(parameters):
-        raise SettingsError(f"{name} has no floating-point array; give its parameters as jnp arrays")
+        raise SettingsError(
+            f"{name} has no floating-point array, but is of type {type(tree).__name__}; "
+            "give its parameters as jnp arrays"
+        )
     parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), parameters)
     vector, unravel = ravel_pytree(parameters)
+    if not np.isfinite(vector).all():
+        raise SettingsError(f"{name} has a number that is not finite; start from finite parameters")
+    if taken:
+        text = f"{'; '.join(taken)}, and is taken as float32; write jnp.float32 or jnp.zeros(...) to say so"
+        warnings.warn(text, FedBilevelWarning, stacklevel=6)
     return Flat(vector, lambda v: eqx.combine(unravel(v), rest))
 
 
@@ -121,6 +147,13 @@ class Problem:
 
     traceable: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper", "embed", "metrics"):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name in ("lower", "upper")):
+                raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
+        _ = self.flat_x, self.flat_y  # raises if they are no parameters
+
     @cached_property
     def flat_x(self) -> Flat:
         return flatten(self.x, "x")
@@ -163,8 +196,11 @@ class Problem:
         if self.metrics is None:
             return {}
         weights = jnp.ones(test.rows, jnp.float32)
-        batch = Batch(test.inputs, test.targets, weights, self.features(x, test.inputs))
-        return self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+        return self.measured(x, y, Batch(test.inputs, test.targets, weights, self.features(x, test.inputs)))
+
+    def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]:
+        """`metrics` at flat vectors on a batch."""
+        return {} if self.metrics is None else self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
 
 
 class Task(NamedTuple):

@@ -46,8 +46,8 @@ class MomentumSOBA:
 
     needs_server: ClassVar[bool] = True
 
-    alpha: Annotated[float, fb.about("upper step size")] = 0.05
-    beta: Annotated[float, fb.about("lower step size, also for v")] = 0.1
+    alpha: Annotated[float, fb.Moves.UPPER, fb.about("upper step size")] = 0.05
+    beta: Annotated[float, fb.Moves.LOWER, fb.about("lower step size, also for v")] = 0.1
     rho: Annotated[float, fb.about("weight of a new direction in a client's average")] = 0.5
     momentum: Annotated[float, fb.about("momentum of the server")] = 0.9
     batch: Annotated[int | None, fb.about("rows of a sample; default: all")] = None

@@ -28,6 +28,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
+from ..stepsizes import Moves
 from .local import AveragedHypergradient, LowerWork, State, lower_steps
 
 
@@ -80,7 +81,7 @@ class AggITD(LowerWork, AveragedHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
     N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1
-    lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("sampled: the paper's random Q; summed: its mean over Q")
     ] = "sampled"

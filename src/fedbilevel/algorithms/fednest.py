@@ -32,6 +32,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
+from ..stepsizes import Moves
 from .local import AveragedHypergradient, LowerWork, State
 
 
@@ -68,7 +69,9 @@ class FedNest(LowerWork, AveragedHypergradient):
 
     N: Annotated[Count, about("lower rounds per outer iteration")] = 1
     T: Annotated[Count, about("rounds of the Hessian loop")] = 5
-    lam: Annotated[Positive, about("step λ of the Hessian product; released_code uses alpha instead")] = 0.01
+    lam: Annotated[
+        Positive, Moves.PRODUCT, about("step λ of the Hessian product; released_code uses alpha instead")
+    ] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("paper mode, sampled: p at the random T'; summed: its mean over T'")
     ] = "sampled"

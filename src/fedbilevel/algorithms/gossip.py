@@ -35,6 +35,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import XY, YY, Draw, Sample, Samples, Stream, X, Y, client_step
+from ..stepsizes import Inverse, Moves
 from .graphs import Network, own, spread
 from .local import BatchSize, rows_of
 
@@ -80,13 +81,15 @@ def sample_derivatives(c: Oracle, x: Array, y: Array, zeta: Draw, xi: Draw, chi:
 class Gossip(Network):
     """Gossip-based DSBO: agents track gradients, Jacobians and Hessians as matrices."""
 
-    alpha: Annotated[Positive, about("upper step size α")] = 0.01
+    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
     beta: Annotated[
         Annotated[float, Field(gt=0, le=1)], about("weight β of a new sample in the running estimates")
     ] = 0.1
-    gamma: Annotated[Positive, about("lower step size γ")] = 0.01
+    gamma: Annotated[Positive, Moves.LOWER, about("lower step size γ")] = 0.01
     b: Annotated[Count, about("terms of the series for the inverse Hessian beyond the first")] = 10
-    L_g: Annotated[Positive, about("bound on the norm of the Hessian of the lower loss in y")] = 10.0
+    L_g: Annotated[
+        Positive, Inverse(Moves.PRODUCT), about("bound on the norm of the Hessian of the lower loss in y")
+    ] = 10.0
     mu_g: Annotated[
         Annotated[float, Field(ge=0)],
         about("the running Hessians start at mu_g times the identity, as in the paper"),

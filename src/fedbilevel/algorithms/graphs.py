@@ -23,6 +23,7 @@ from .. import rng
 from ..errors import SettingsError
 from ..settings import about, settings
 from ..steps import PerClient
+from ..stepsizes import Moves
 
 Graph = Literal["ring", "torus", "erdos-renyi", "complete"]
 Matrix = np.ndarray
@@ -117,6 +118,12 @@ class Network:
                 f"use at most {AGENTS:,}, or an algorithm with a server"
             )
         return mixing_matrix(self.graph, agents, self.edge_probability, self.graph_seed)
+
+    def limit(self, moves: Moves, clients: int) -> float | None:
+        """Of a lower step: y ← W y - s H y is stable for s L below 1 + λ_min(W), 2 without mixing."""
+        if moves is not Moves.LOWER:
+            return moves.value
+        return float(1 + np.linalg.eigvalsh(self.weights(clients))[0])
 
     def describe(self, agents: int) -> str:
         """The graph in one line: links, neighbours and spectral gap."""

@@ -22,6 +22,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, sgd
+from ..stepsizes import Moves
 from .local import LowerWork, SecondDerivatives, State, Upper, UpperWork
 
 
@@ -52,7 +53,7 @@ class LFedNest(LowerWork, UpperWork, SecondDerivatives):
 
     N: Annotated[Count, about("lower rounds per outer iteration")] = 1
     T: Annotated[Count, about("terms of the client's Neumann series beyond the first")] = 5
-    lam: Annotated[Positive, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
 
     def step(self, fed: Federation, s: State) -> State:
         """One outer iteration: N+1 rounds with SGD, 2N+1 with SVRG."""

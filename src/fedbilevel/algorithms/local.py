@@ -19,6 +19,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
+from ..stepsizes import Moves
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -105,6 +106,13 @@ class LocalWork:
                     f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
                 )
 
+    def limit(self, moves: Moves, clients: int) -> float | None:
+        """The usual limit. If local steps share the step size, it is multiplied by the fewest that are known."""
+        if not self.share_steps or moves is not Moves.LOWER:
+            return moves.value
+        steps: Any = getattr(self, "lower_steps", None) or getattr(self, "lower_epochs", 1)
+        return float(Moves.LOWER.value * (min(steps) if isinstance(steps, tuple) else steps))
+
     def init(self, problem: BilevelProblem, clients: int = 1) -> State:
         """The initial parameters of the problem, however many clients there are."""
         return State(problem.flat_x.vector, problem.flat_y.vector)
@@ -114,7 +122,7 @@ class LocalWork:
 class LowerWork(LocalWork):
     """One-Round-Lower: local steps on the lower loss, and the gradient q that corrects them."""
 
-    beta: Annotated[Positive, about("lower step size β")] = 0.003
+    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.003
     lower_solver: Annotated[
         Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
     ] = "svrg"
@@ -157,7 +165,7 @@ class LowerWork(LocalWork):
 class UpperWork(LocalWork):
     """One-Round-Upper: local steps on the upper loss."""
 
-    alpha: Annotated[Positive, about("upper step size α")] = 0.01
+    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
     upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
     batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
 

@@ -36,6 +36,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, PerClient, Sample, Y, client_step
+from ..stepsizes import Moves
 from .graphs import Matrix, Network, own, spread
 from .local import BatchSize, Hypergradient, rows_of
 
@@ -55,7 +56,7 @@ class Move(NamedTuple):
 
 
 class Residual(NamedTuple):
-    s: Y
+    s: Annotated[Y, Moves.PRODUCT]
 
 
 @client_step
@@ -81,15 +82,15 @@ def local_hypergradient(c: Oracle, x: Array, y: Array, z: Array, xi: Draw, chi: 
 class MADSBO(Network):
     """MA-DSBO: decentralised, with Hessian-vector products and a moving average of the hypergradient."""
 
-    alpha: Annotated[Positive, about("upper step size α")] = 0.1
+    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.1
     theta: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
         about("weight θ of a new hypergradient in the moving average; default: alpha, as in the paper"),
     ] = None
     T: Annotated[Count, about("lower steps per outer iteration")] = 5
-    beta: Annotated[Positive, about("lower step size β")] = 0.01
+    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.01
     N: Annotated[Count, about("steps on the Hessian system per outer iteration")] = 5
-    gamma: Annotated[Positive, about("step size γ on the Hessian system; below 1/L_g")] = 0.01
+    gamma: Annotated[Positive, Moves.PRODUCT, about("step size γ on the Hessian system; below 1/L_g")] = 0.01
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
     batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"

@@ -12,6 +12,8 @@ from .shared import out, say
 # Table 2 of the paper: the rounds of FBO-AggITD to an accuracy of 90 %, by partition and number of upper steps.
 PAPER_ROUNDS = {("shards", 1): 520, ("shards", 5): 305, ("iid", 1): 530, ("iid", 5): 195}
 
+LEFT_OUT = 5  # the most clients that are told by name
+
 
 def show(spec: Spec, result: Result) -> None:
     """Print what was run, how long it took, its accuracy and its ledger, and where its files are."""
@@ -42,6 +44,11 @@ def show(spec: Spec, result: Result) -> None:
             f"for all data of one client (noise {spent['noise']:g}); see docs/privacy.md"
         )
     out.print(ledger_table(summary))
+    left = summary.get("left_out", {})
+    for client, why in list(left.items())[:LEFT_OUT]:
+        say(f"left out: client {client}: {why}")
+    if len(left) > LEFT_OUT:
+        say(f"left out: {len(left) - LEFT_OUT} more clients; see left_out in summary.json")
     if summary["iterations"]:
         say(f"rounds per outer iteration: {summary['rounds'] / summary['iterations']:g}")
     if result.folder is not None:

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import numpy as np
 
 from ..errors import SettingsError
+from ._rows import numbers, rows_agree, shapes_agree
 
 PyTree = Any
 
@@ -64,10 +64,12 @@ class ListedClients:
     def __post_init__(self) -> None:
         if not self.data:
             raise SettingsError("a federation needs at least one client; the list of client data is empty")
-        for i in range(self.count):
-            for part, rows in self.size(i)._asdict().items():
-                if rows == 0:
-                    raise SettingsError(f"client {i} has no {part} rows; give it some, or remove the client")
+        for i, data in enumerate(self.data):
+            for name, part, first in zip(data._fields, data, self.data[0], strict=True):
+                rows_agree(f"client {i}, {name}", part)
+                if part.rows == 0:
+                    raise SettingsError(f"client {i} has no {name} rows; give it some, or remove the client")
+                shapes_agree(f"client {i}, {name}", part, first)
 
     @property
     def count(self) -> int:
@@ -104,17 +106,37 @@ class LazyClients:
         return ClientSize(data.lower.rows, data.upper.rows)
 
     def load(self, client: int) -> ClientData:
-        return self.make(client)
+        data = self.make(client)
+        for name, part, most in zip(data._fields, data, self.capacity, strict=True):
+            rows_agree(f"client {client}, {name}", part)
+            if not 0 < part.rows <= most:
+                raise SettingsError(
+                    f"client {client}, {name}: {part.rows} rows, and the capacity of the clients is {most}; "
+                    f"make 1 to {most} rows, or give another capacity"
+                )
+        return data
 
 
 def clients_from(parts: Sequence[tuple[Any, Any]]) -> ListedClients:
     """Clients from a sequence of (lower, upper) pairs.
 
-    Each of the two is a `Part`, an (inputs, targets) pair, or a single array or pytree of inputs.
+    Each of the two is a `Part`, an (inputs, targets) pair, or a single array or pytree of inputs. What a loss
+    cannot use is refused, by the client and the field: strings, gaps, other numbers of rows, other shapes.
     """
 
-    def part(value: Any) -> Part:
+    def part(where: str, value: Any) -> Part:
+        if value is None:
+            raise SettingsError(f"{where}: there are no data; give inputs, or inputs and targets")
         pair = value if isinstance(value, tuple) else (value,)
-        return Part(*(jax.tree.map(np.asarray, v) for v in pair))
+        if len(pair) not in (1, 2):
+            raise SettingsError(f"{where}: a tuple of {len(pair)}; give inputs, or a pair of inputs and targets")
+        return Part(*(numbers(f"{where} {name}", v) for name, v in zip(Part._fields, pair, strict=False)))
 
-    return ListedClients([ClientData(part(lower), part(upper)) for lower, upper in parts])
+    def client(i: int, pair: Any) -> ClientData:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            what = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+            raise SettingsError(f"client {i}: {what}, where its two parts are needed; give a pair (lower, upper)")
+        lower, upper = pair
+        return ClientData(part(f"client {i}, lower", lower), part(f"client {i}, upper", upper))
+
+    return ListedClients([client(i, pair) for i, pair in enumerate(parts)])

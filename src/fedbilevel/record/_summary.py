@@ -11,6 +11,7 @@ import numpy as np
 from ._metrics import direction, metric_names
 
 LEVELS = ("0.80", "0.85", "0.90", "0.95")
+SILENT = 3  # A client is left out if this many of its replies, up to the last, were not used.
 
 
 WINDOW = 500  # the default of `evaluate.window`
@@ -46,6 +47,7 @@ def summarise(
         "probes": ledger["probes"],
         "rejected": ledger["rejected"],
         **{key: ledger[key] for key in ("said", "injected", "exclusions", "forgotten") if ledger.get(key)},
+        **({"left_out": left} if (left := left_out(ledger)) else {}),
         **more,
     }
 
@@ -68,6 +70,18 @@ def in_window(history: list[dict[str, Any]], metric: str, window: int) -> dict[s
         "std": number(tail.std()) if len(values) else None,
         "window": window,
     }
+
+
+def left_out(ledger: Mapping[str, Any]) -> dict[str, str]:
+    """The clients that the result owes little or nothing to, each with the reason in one line."""
+    found: dict[str, str] = {}
+    for each in ledger.get("exclusions", ()):
+        found[str(each["client"])] = f"excluded from round {each['round']} to {each['until']}"
+    for client, (since, replies, reason) in ledger.get("silent", {}).items():
+        if client in found or replies >= SILENT:
+            before = f"{found[client]}; " if client in found else ""
+            found[client] = f"{before}no valid reply since round {since} ({replies} not used; the last: {reason})"
+    return found
 
 
 def number(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import processes, rng
-from .._divergence import Restart, check_losses, smaller, suspect
+from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
@@ -43,6 +43,8 @@ class Setup:
     secret  the secret of a private run
     name    the random name of a private run
     books   further files of the books of a private run, beside the one in its folder
+    strict_start   whether the losses of all clients that are probed have to be finite at the start. It is so where
+                   the data are in this process and no fault is injected: a client that fails there never recovers
     plan    the facts about the run that its folder needs
     title   the run in one line
     """
@@ -59,6 +61,7 @@ class Setup:
     secret: Secret | None
     name: str | None
     books: tuple[Path, ...]
+    strict_start: bool
     plan: Plan
     title: str
 
@@ -136,7 +139,7 @@ class Course:
         place = None if self.folder is None else self.folder.path
         self._logs.start(LoggedRun(self.setup.title, self.setup.plan.values, place, tuple(records)))
         if not records:
-            self._evaluate()
+            self._evaluate(self._federation(1.0) if self.setup.strict_start else self.fed)
         self._good = self._here()
 
     def _open_books(self) -> None:
@@ -204,15 +207,21 @@ class Course:
         told = [observer(progress) for observer in observers]
         return processes.from_first(lambda: any(answer is True for answer in told))
 
-    def go_back(self, error: Diverged) -> bool:
-        """Return to the last good state and halve the step size to blame; False if that would not help."""
-        found = suspect(self.algorithm, error)
+    def blame(self, error: Diverged) -> Suspect | None:
+        """The setting that is to blame for a divergence."""
+        good = self._good
+        L = largest_curvature(self.fed, good.state, self._probed, self.setup.seed)
+        return suspect(self.algorithm, error, L, self.iteration > good.iteration, self.setup.task.clients.count)
+
+    def go_back(self, error: Diverged, found: Suspect | None) -> bool:
+        """Return to the last good state with the value to try; False if that would not help."""
         if found is None or len(self.restarts) == RESTARTS:
             return False
-        (setting, value), good = found, self._good
+        good = self._good
         lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
-        self.restarts.append(Restart(good.iteration, setting, value, value / 2, lost, str(error)))
-        self.algorithm = smaller(self.algorithm, setting, value / 2)
+        setting, value, suggested, _ = found
+        self.restarts.append(Restart(good.iteration, setting, value, suggested, lost, str(error)))
+        self.algorithm = smaller(self.algorithm, setting, suggested)
         self.state, self.iteration, self._memory = good.state, good.iteration, _copied(good.memory)
         self._set_ledger(Ledger.from_mapping(good.ledger))
         del self.records[good.records :]
@@ -241,22 +250,29 @@ class Course:
         return summary
 
     def _set_ledger(self, ledger: Ledger) -> None:
-        setup, rules = self.setup, self.setup.federation
         self.ledger = ledger
-        self.fed = Federation(
+        self.fed = self._federation(self.setup.federation.min_replies)
+        self._before = None
+        self._budget = Budget(self.setup.stop, self.fed, self._rehearse)
+
+    def _rehearse(self) -> int | None:
+        """The rounds of the next outer iteration, counted without doing it."""
+        return rehearsed_rounds(self.algorithm, self.fed, self.state)
+
+    def _federation(self, min_replies: int | float | None) -> Federation:
+        setup, rules = self.setup, self.setup.federation
+        return Federation(
             setup.engine,
             seed=setup.root,
-            min_replies=rules.min_replies,
+            min_replies=min_replies,
             policies=rules.policies(setup.privacy),
             cohorts=rules.cohort,
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
-            ledger=ledger,
+            ledger=self.ledger,
             memory=self._memory,
         )
-        self._before = None
-        self._budget = Budget(setup.stop, self.fed, lambda: rehearsed_rounds(self.algorithm, self.fed, self.state))
 
     def _save(self) -> None:
         """Make this the state to go back to, and to resume from."""
@@ -276,10 +292,10 @@ class Course:
         if self.folder is not None and self._writes:
             self.folder.write_history(self.records)
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self, fed: Federation | None = None) -> dict[str, Any]:
         setup = self.setup
         record = evaluate(
-            self.fed,
+            fed or self.fed,
             setup.task,
             setup.algorithm,
             self._accountant,

@@ -13,6 +13,7 @@ import jax
 
 from .. import processes
 from .._divergence import advice
+from .._fitting import check_fit
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, Part
 from ..engines import ENGINES, Engine
@@ -77,8 +78,8 @@ def train(
     loggers         the names of loggers ("tensorboard", "mlflow", "wandb"), tables such as
                     `{"name": "mlflow", "experiment": "digits"}`, or loggers of one's own. Each is given every line
                     of the history; what it raises is told once, and the run goes on without it
-    on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and halves
-                    the step size that is likely to blame
+    on_divergence   "stop" ends a run that diverges; with "restart" it goes back to its last checkpoint and changes
+                    the step size that is to blame
     secret          the secret of a private run, from which its cohorts and its noise are drawn; by default it is
                     made from the secret of this machine and the run's random name. A secret of your own must be
                     used for one run only
@@ -105,6 +106,9 @@ def train(
             "evaluate.train = true is wrong: this problem has no measure of training rows; remove it, or give one "
             "(measure_train of train, or of the Task)"
         )
+    here = engine is None or isinstance(engine, str | Mapping) or engine.capabilities.states is not None
+    if here and isinstance(problem, Problem) and min(clients.capacity) > 0:  # otherwise the data are elsewhere
+        check_fit(problem, clients.load(0), test)
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
             "attack.kind = 'label-flip' is wrong: the classes are not known here; give clients with flipped "
@@ -136,6 +140,7 @@ def train(
             secret=secret,
             name=name,
             books=tuple(books),
+            strict_start=faults is None and base.capabilities.states is not None,
             plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
             title=f"{type(algorithm).__name__}, {clients.count} clients",
         )
@@ -228,10 +233,11 @@ def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnD
             course.advance(observers)
             return
         except Diverged as error:
-            if on_divergence == "restart" and course.go_back(error):
+            found, restart = None if error.at_start else course.blame(error), on_divergence == "restart"
+            if restart and course.go_back(error, found):
                 continue
-            where = f"outer iteration {course.iteration or 1}: "
-            told = Diverged(f"{where}{error}{advice(course.algorithm, error)}", error.fields, error.numbers)
+            what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)
+            told = error.told(f"outer iteration {course.iteration or 1}: {error}{what}")
             course.finish(failure=str(told))
             raise told from None
         except (StepError, TooFewReplies) as error:

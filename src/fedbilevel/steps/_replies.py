@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 from jax import Array
 
 from ..errors import SettingsError
+from ..stepsizes import Moves
 
 T = TypeVar("T")
 
@@ -55,10 +56,17 @@ Own = Annotated[T, Role.OWN]
 
 
 class ReplyField(NamedTuple):
-    """One field of a reply. `form` is None only for `Own` fields, which may be any pytree of arrays."""
+    """One field of a reply. `form` is None only for `Own` fields, which may be any pytree of arrays.
+
+    moved   the recursion to blame if the field is not finite: as its annotation says, or else by its kind. The new
+            value of x is moved by the upper step, that of y by the lower one, and that of another vector with the
+            components of y by the step of the Hessian product. A derivative with the components of y is taken
+            where the lower step has led, and one with those of x has a Hessian product in it.
+    """
 
     role: Role
     form: Form | None
+    moved: Moves | None = None
 
 
 def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
@@ -75,8 +83,17 @@ def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
                 f"step {step}: field {name} of its reply has no kind; annotate it with X, Y or Scalar, "
                 "with Next[...] around it if it is a vector's new value"
             )
-        fields[name] = ReplyField(role, form)
+        marked = next((note for note in notes if isinstance(note, Moves)), None)
+        fields[name] = ReplyField(role, form, marked or _moved(name, role, form))
     return fields
+
+
+def _moved(name: str, role: Role, form: Form | None) -> Moves | None:
+    if form is None or form is Form.SCALAR:
+        return None
+    if role is Role.NEXT:
+        return Moves.UPPER if form is Form.X else Moves.LOWER if name == "y" else Moves.PRODUCT
+    return Moves.PRODUCT if form is Form.X else Moves.LOWER
 
 
 def present(reply: Any) -> list[str]:
