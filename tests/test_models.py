@@ -16,7 +16,7 @@ from fedbilevel._derivatives import remember
 from fedbilevel.data import ClientData, ClientSize, Part
 from fedbilevel.engines._work import pad
 from fedbilevel.models import Convolution, Shape, TwoHalves, cnn, mlp
-from fedbilevel.problems import representation_problem
+from fedbilevel.problems import HyperRepresentation, representation_problem
 
 
 def size(tree: object) -> int:
@@ -87,3 +87,13 @@ def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored() -> None:
 def test_images_of_another_size_are_refused_with_a_remedy() -> None:
     with pytest.raises(SettingsError, match="8 x 8; use mlp"):
         cnn((8, 8, 1), 10, head_layers=1, key=jax.random.key(0))
+
+
+def test_a_problem_can_be_sent_to_another_process_after_its_vectors_were_used() -> None:
+    from ray import cloudpickle  # what the engine on Ray sends problems with
+
+    problem = HyperRepresentation(hidden=3).remote((8, 8, 1), 10)
+    copy = cloudpickle.loads(cloudpickle.dumps(problem))
+    np.testing.assert_array_equal(copy.flat_x.vector, problem.flat_x.vector)
+    restored = copy.flat_x.restore(problem.flat_x.vector)
+    np.testing.assert_array_equal(restored.layers[0].weight, problem.x.layers[0].weight)

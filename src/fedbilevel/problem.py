@@ -8,6 +8,7 @@ float32 vectors, so that algorithms are written with + - * and every message is 
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -153,6 +154,10 @@ class Problem:
             if not callable(value) and (value is not None or name in ("lower", "upper")):
                 raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
         _ = self.flat_x, self.flat_y  # raises if they are no parameters
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process is sent: the fields. What is computed from them cannot always be sent."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @cached_property
     def flat_x(self) -> Flat:
