@@ -276,7 +276,7 @@ def test_the_next_value_of_a_vector_that_nobody_was_given_is_refused(gather: Gat
     assert list(engine.calls[0].before) == ["y"]
 
 
-def test_too_few_replies_name_step_round_client_and_remedy() -> None:
+def test_too_few_replies_name_step_round_and_client() -> None:
     engine = with_one_wrong(one(2, nan))
     assert np.isfinite(Federation(engine, min_replies=4).round(both).loss)
     fed = Federation(engine, min_replies=5)
@@ -284,8 +284,10 @@ def test_too_few_replies_name_step_round_client_and_remedy() -> None:
         fed.round(both, beta=0.5, q=jnp.ones(Q))
     with pytest.raises(TooFewReplies) as second:
         fed.round(both, beta=0.5, q=jnp.ones(Q))
-    message = "4 valid replies of 5, 5 needed; client 2: u is not finite; try a smaller beta (0.5)"
-    assert str(first.value) == f"both, round 0: {message}"
+    message = "4 valid replies of 5, 5 needed; client 2: u is not finite"
+    assert str(first.value).startswith(
+        f"both, round 0: {message}, at the start, where no step size matters; look for"
+    )
     assert str(second.value) == f"both, round 1: {message}"
     assert fed.ledger.rounds == 2, "a round that failed was a round"
 

@@ -259,6 +259,5 @@ def test_the_mean_of_a_batch_is_weighted_and_zero_without_rows() -> None:
 
 
 def test_parameters_without_a_floating_point_array_are_refused() -> None:
-    problem = Problem({"n": 3}, jnp.zeros(2), lambda x, y, b: jnp.sum(y), lambda x, y, b: jnp.sum(y))
     with pytest.raises(SettingsError, match="x has no floating-point array"):
-        _ = problem.size_x
+        Problem({"n": "three"}, jnp.zeros(2), lambda x, y, b: jnp.sum(y), lambda x, y, b: jnp.sum(y))

@@ -46,6 +46,7 @@ from fedbilevel.steps import (
     svrg,
     walk,
 )
+from fedbilevel.stepsizes import Moves
 
 ADDRESS = Address(7, Kind.ROUND, 3)
 NAME = "zeta"
@@ -407,13 +408,13 @@ def returns_no_tuple(c: Any) -> tuple[Array]:
 
 def test_a_reply_says_of_every_field_what_it_is_and_what_becomes_of_it() -> None:
     assert every_kind.reply == {
-        "a": ReplyField(Role.VALUE, Form.X),
-        "b": ReplyField(Role.VALUE, Form.Y),
+        "a": ReplyField(Role.VALUE, Form.X, Moves.PRODUCT),
+        "b": ReplyField(Role.VALUE, Form.Y, Moves.LOWER),
         "c": ReplyField(Role.VALUE, Form.SCALAR),
-        "d": ReplyField(Role.VALUE, Form.XY),
-        "e": ReplyField(Role.VALUE, Form.YY),
-        "f": ReplyField(Role.NEXT, Form.Y),
-        "g": ReplyField(Role.NEXT, Form.X),
+        "d": ReplyField(Role.VALUE, Form.XY, Moves.LOWER),
+        "e": ReplyField(Role.VALUE, Form.YY, Moves.LOWER),
+        "f": ReplyField(Role.NEXT, Form.Y, Moves.PRODUCT),
+        "g": ReplyField(Role.NEXT, Form.X, Moves.UPPER),
         "h": ReplyField(Role.OWN, Form.X),
         "i": ReplyField(Role.OWN, None),
         "j": ReplyField(Role.VALUE, Form.SCALAR),

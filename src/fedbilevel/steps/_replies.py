@@ -89,7 +89,7 @@ def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
 
 
 def _moved(name: str, role: Role, form: Form | None) -> Moves | None:
-    if form is None or form is Form.SCALAR:
+    if role is Role.OWN or form is None or form is Form.SCALAR:
         return None
     if role is Role.NEXT:
         return Moves.UPPER if form is Form.X else Moves.LOWER if name == "y" else Moves.PRODUCT
