@@ -68,7 +68,7 @@ def too_large(method: Any, each: StepSize, factor: float) -> Any:
     return dataclasses.replace(method, **changed)
 
 
-def blamed(engine: fb.Engine, method: Any, iterations: int = 60) -> str | None:
+def blamed(engine: fb.Engine, method: Any, iterations: int = 30) -> str | None:
     """The setting that is blamed for the divergence of a method; None if it does not diverge."""
     try:
         fb.train(engine.problem, engine.clients, method, stop={"iterations": iterations}, engine=engine)
@@ -84,7 +84,7 @@ def blamed(engine: fb.Engine, method: Any, iterations: int = 60) -> str | None:
 @pytest.mark.slow
 def test_on_the_ridge_of_the_readme_the_setting_that_was_changed_is_blamed(name: str) -> None:
     engine, method = fb.Simulation(*ridge()), RIDGE[name]
-    assert blamed(engine, method) is None
+    assert blamed(engine, method, 10) is None
     found = {
         each.setting: [blamed(engine, too_large(method, each, k), 10) for k in FACTORS]
         for each in step_sizes(method)
