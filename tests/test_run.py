@@ -59,6 +59,7 @@ DIGITS = {
     "stop.iterations": 4,
 }
 NOISY = {  # random cohorts, a random Q and random rows: whatever a resumed run could draw anew
+    "federation.cohort": "iteration",
     "problem.name": "quadratic",
     "problem.noise": 0.5,
     "data.clients": 6,
@@ -590,9 +591,8 @@ def test_a_run_without_a_folder_is_the_run_with_one_and_writes_nothing(
 def test_a_run_of_objects_is_the_run_of_the_spec_that_makes_them(whole: Result) -> None:
     spec = noisy()
     problem, clients = problem_and_clients()
-    result = fb.train(
-        problem, clients, spec.algorithm, stop=spec.stop, evaluate=spec.evaluate, measure=spec.task().measure
-    )
+    parts: dict[str, Any] = dict(stop=spec.stop, evaluate=spec.evaluate, federation=spec.federation)
+    result = fb.train(problem, clients, spec.algorithm, **parts, measure=spec.task().measure)
     assert without_seconds(result.history) == without_seconds(whole.history)
 
 
