@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -183,6 +184,7 @@ def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp
 @pytest.mark.slow
 def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
     study = load_study("table1")
+    study = dataclasses.replace(study, runs=study.runs[1::3])  # one row for each method
     sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
     p, q = 10, 8
     for row in sections[0].rows:

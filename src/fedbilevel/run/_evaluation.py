@@ -79,7 +79,7 @@ def figures_of(before: Any, after: Any, fed: Federation) -> dict[str, float | No
         "update_y": np.asarray(after.y) - np.asarray(before.y),
         **fed.noted,
     }
-    return {name: number(np.linalg.norm(np.asarray(vector))) for name, vector in vectors.items()}
+    return {name: number(np.linalg.norm(np.asarray(vector, np.float64))) for name, vector in vectors.items()}
 
 
 def spent(accountant: Accountant | None, fed: Federation) -> dict[str, Any]:
