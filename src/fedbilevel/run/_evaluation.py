@@ -75,8 +75,8 @@ def available(
 def figures_of(before: Any, after: Any, fed: Federation) -> dict[str, float | None]:
     """The sizes of the updates of the last iteration, and the norms of the vectors that the method noted in it."""
     vectors = {
-        "update_x": np.asarray(after.x) - np.asarray(before.x),
-        "update_y": np.asarray(after.y) - np.asarray(before.y),
+        "update_x": np.asarray(after.x, np.float64) - np.asarray(before.x),
+        "update_y": np.asarray(after.y, np.float64) - np.asarray(before.y),
         **fed.noted,
     }
     return {name: number(np.linalg.norm(np.asarray(vector, np.float64))) for name, vector in vectors.items()}
