@@ -86,8 +86,11 @@ def test_the_first_cohort_is_that_of_the_default(quadratic: QuadraticTask) -> No
     assert len({watched(quadratic, method, kind, 1)[0][0].clients for kind in KINDS}) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fbo-aggitd", "phase"), ("fbo-aggitd", "round"), ("fednest", "phase"), ("released", "round")],
+)
 def test_all_engines_draw_the_same_cohorts_and_agree(quadratic: QuadraticTask, name: str, kind: Any) -> None:
     method, _ = METHODS[name]
     engines: list[Callable[[], fb.Engine]] = [
@@ -117,8 +120,10 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("more", ["plain", "chaos", "central", "local"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more"), [("phase", "plain"), ("round", "chaos"), ("phase", "central"), ("round", "local")]
+)
 def test_a_run_is_resumed_bit_for_bit(kind: str, more: str, tmp_path: Path) -> None:
     raw = SPEC | {"federation": {"cohort": kind}}
     given: dict[str, Any] = {}

@@ -37,6 +37,7 @@ def after(engine: fb.Engine, method: Any = METHOD, iterations: int = 2) -> Any:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masks", ["derivative", "step"])
 def test_all_engines_have_the_same_masks(masks: Any) -> None:
     """A site pads its rows to another length than the simulation, so masks must not depend on the padding."""
@@ -127,6 +128,7 @@ def test_without_dropout_nothing_is_drawn_and_measurements_have_none() -> None:
     assert float(made.measure(state.x, state.y)["test_loss"]) == float(bare.measure(state.x, state.y)["test_loss"])
 
 
+@pytest.mark.slow
 def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path: Any) -> None:
     raw = {
         "problem": {"hidden": 6, "dropout": 0.5, "smoothing": 0.0},
