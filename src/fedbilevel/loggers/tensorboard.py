@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ class TensorBoard:
 
         place = (run.folder or Path()) / "tensorboard"
         reached = run.history[-1]["rounds"] + 1 if run.history else None
-        return Events(SummaryWriter(str(place), purge_step=reached))
+        # The package names a file by the second and opens it anew, so that a run resumed within a second would erase
+        # what its first part wrote. TensorBoard reads files in the order of their names, and nanoseconds keep that order.
+        suffix = f".{time.time_ns()}"
+        return Events(SummaryWriter(str(place), purge_step=reached, filename_suffix=suffix))
 
 
 class Events:
