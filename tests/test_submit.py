@@ -112,6 +112,30 @@ def test_a_failed_job_is_followed_by_one_with_the_sites_that_are_up(made: Path, 
     assert not (tmp_path / "outside").exists()
 
 
+class Notes:
+    """A logger that is its own log, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def start(self, run: fb.LoggedRun) -> Notes:
+        self.told.append(len(run.history))
+        return self
+
+    def log(self, record: Any) -> None:
+        self.told.append(record["iteration"])
+
+    def finish(self, summary: Any) -> None:
+        self.told.append(None if summary is None else summary["iterations"])
+
+
+def test_loggers_are_given_every_line_once_also_when_a_second_job_repeats_them(made: Path, tmp_path: Path) -> None:
+    server, notes = Server(made, [LOST, None], ["a", "b", "c"]), Notes()
+    submission(server).run(SPEC, tmp_path / "run", resume=False, overwrite=False, loggers=[notes])
+    lines = [record["iteration"] for record in RunFolder(made).history()]
+    assert notes.told == [0, *lines, 4]
+
+
 def test_there_is_a_limit_to_the_jobs_and_the_record_has_all_of_them(made: Path, tmp_path: Path) -> None:
     server = Server(made, [LOST] * 3, ["a", "b", "c"])
     with pytest.raises(fb.FedBilevelError, match=r"3 jobs failed, --restarts allows 2; --resume continues"):

@@ -11,7 +11,13 @@ from .shared import err
 
 
 class Bar:
-    """A progress bar on the standard error, which is shown only if that is a terminal."""
+    """A progress bar on the standard error, which is shown only if that is a terminal.
+
+    metric   what it shows beside the progress; by default the accuracy, or else the upper loss
+    """
+
+    def __init__(self, metric: str | None = None) -> None:
+        self.metric = metric
 
     def __enter__(self) -> Bar:
         self._progress = Progress(
@@ -43,13 +49,16 @@ class Bar:
             completed=step.share,
             iteration=step.iteration,
             rounds=step.rounds,
-            measure=_measure(step.record),
+            measure=_measure(step.record, self.metric),
             speed=step.rounds / max(step.seconds, 1e-9),
         )
 
 
-def _measure(record: dict[str, Any]) -> str:
-    if record["test_accuracy"] is not None:
-        return f"accuracy {record['test_accuracy']:.2%}"
-    loss = record["upper_loss"]
-    return "" if loss is None else f"upper loss {loss:.4g}"
+def _measure(record: dict[str, Any], metric: str | None) -> str:
+    """The metric of this name, or the first of the usual ones that was measured."""
+    for name in (metric, "test_accuracy", "upper_loss"):
+        value = None if name is None else record.get(name)
+        if name is not None and value is not None:
+            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}"
+            return f"{name.removeprefix('test_').replace('_', ' ')} {shown}"
+    return ""

@@ -16,9 +16,10 @@ from ..federate.commands import federated, join, kit_run, need_flare, serve, sim
 from ..files import check_place
 from ..run import Observer
 from ..settings import to_mapping
+from ..spec import Spec
 from .console import Bar
 from .outcome import show
-from .shared import Sets, err, resumable, run_folder, say
+from .shared import AcceptChange, Loggers, Sets, err, loggers_of, resumable, run_folder, say
 
 WEEK = 7 * 24 * 3600.0  # seconds
 
@@ -93,6 +94,8 @@ def federate_command(
     timeout: Annotated[float, typer.Option(min=1.0, max=WEEK, help="Seconds that a site has for a step.")] = 600.0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    log: Loggers = None,
+    accept_change: AcceptChange = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no tables.")] = False,
 ) -> None:
     """Run a spec on a real federation, whose sites keep their data and send only vectors."""
@@ -102,11 +105,19 @@ def federate_command(
         check_place(work, "--work")
     if (kit is None) == (simulate is None):
         raise SettingsError("give either --kit DIR, of a federation that runs, or --simulate-sites N")
-    names, build = sites.split(",") if sites else None, partial(federated, spec, sets or [])
+    names, loggers = sites.split(",") if sites else None, loggers_of(log)
+    bar = Bar()
+
+    def build(count: int) -> Spec:
+        made = federated(spec, sets or [], count)
+        bar.metric = made.watched
+        return made
+
     with resumable(), ExitStack() as stack:
-        observers: list[Observer] = [] if quiet else [stack.enter_context(Bar())]
+        observers: list[Observer] = [] if quiet else [stack.enter_context(bar)]
         tell = _silent if quiet else partial(err.print, markup=False, highlight=False)
         options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, observers=observers)
+        options |= dict(loggers=loggers, accept_change=accept_change)
         options |= dict(restarts=restarts, timeout=timeout, say=tell)
         if simulate is not None:
             chosen = build(simulate)

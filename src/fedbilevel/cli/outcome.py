@@ -49,7 +49,9 @@ def show(spec: Spec, result: Result) -> None:
         say(f"left out: client {client}: {why}")
     if len(left) > LEFT_OUT:
         say(f"left out: {len(left) - LEFT_OUT} more clients; see left_out in summary.json")
-    if summary["iterations"]:
+    if not summary["iterations"]:
+        say("no outer iteration was done: the limits of [stop] end the run before the first one; raise them")
+    else:
         say(f"rounds per outer iteration: {summary['rounds'] / summary['iterations']:g}")
     if result.folder is not None:
         say(f"curve: {result.folder / 'curve.png'}    all files: {result.folder}/")

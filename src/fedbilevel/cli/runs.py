@@ -13,12 +13,11 @@ from .. import processes
 from ..check import check as check_problem
 from ..errors import DataUnavailable, SettingsError
 from ..layers import load_chaos
-from ..loggers import make_logger
 from ..run import Observer, run
-from ..spec import Spec, describe, load_spec, parse_value
+from ..spec import Spec, describe, load_spec
 from .console import Bar
 from .outcome import show
-from .shared import Sets, SpecFile, err, out, resumable, run_folder
+from .shared import AcceptChange, Loggers, Sets, SpecFile, err, loggers_of, out, resumable, run_folder
 
 
 def run_command(
@@ -27,15 +26,8 @@ def run_command(
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Also log to tensorboard, mlflow, wandb or module:Class; may be repeated."
-        ),
-    ] = None,
-    accept_change: Annotated[
-        bool, typer.Option("--accept-change", help="Resume although a module of the spec has changed.")
-    ] = False,
+    log: Loggers = None,
+    accept_change: AcceptChange = False,
     print_spec: Annotated[bool, typer.Option("--print-spec", help="Show every setting and end.")] = False,
     or_digits: Annotated[
         bool, typer.Option("--or-digits", help="Use the embedded digits if the data set cannot be fetched.")
@@ -60,7 +52,7 @@ def run_command(
     if on_divergence not in ("stop", "restart"):
         raise SettingsError(f"--on-divergence {on_divergence} is wrong: use stop or restart")
     faults = None if chaos is None else load_chaos(chaos)
-    loggers = [make_logger(parse_value(each, "--log")) for each in log or []]
+    loggers = loggers_of(log)
     if distributed:
         processes.join()
         quiet = quiet or not processes.is_first()
@@ -69,7 +61,7 @@ def run_command(
     with resumable(), ExitStack() as stack:
         observers: list[Observer] = []
         if not quiet:
-            observers.append(stack.enter_context(Bar()))
+            observers.append(stack.enter_context(Bar(chosen.watched)))
         options: dict[str, Any] = dict(resume=resume, overwrite=overwrite, on_divergence=on_divergence)
         options |= dict(loggers=loggers, accept_change=accept_change)
         result = run(chosen, folder, observers=observers, chaos=faults, **options)

@@ -12,17 +12,33 @@ from rich.console import Console
 
 from ..errors import SettingsError
 from ..files import check_place
+from ..loggers import Logger, make_logger
+from ..spec import parse_value
 
 out = Console()
 err = Console(stderr=True)
 
 SpecFile = Annotated[str | None, typer.Argument(metavar="[SPEC.toml]", help="A spec; default: the demo.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", metavar="NAME", help="Also log to tensorboard, mlflow, wandb or module:Class; may be repeated."
+    ),
+]
+AcceptChange = Annotated[
+    bool, typer.Option("--accept-change", help="Resume although a module of the spec has changed.")
+]
 
 
 def say(text: str) -> None:
     """Print plain text on the standard output without wrapping it, since the terminal does that."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def loggers_of(log: list[str] | None) -> list[Logger]:
+    """The loggers that `--log` names."""
+    return [make_logger(parse_value(each, "--log")) for each in log or []]
 
 
 def run_folder(folder: Path | None) -> Path:

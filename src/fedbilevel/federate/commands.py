@@ -20,6 +20,7 @@ from .loopback import LoopbackFederation, need_flare, simulated_sites
 __all__ = ["federated", "join", "kit_run", "need_flare", "registered", "serve", "simulate_run"]
 
 Say = Callable[[str], None]
+OF_A_RUN = ("resume", "overwrite", "observers", "loggers", "accept_change")  # options of `Submission.run`
 STARTING = 300.0  # seconds for processes that this machine starts itself, however busy it is
 
 
@@ -93,7 +94,7 @@ def kit_run(
     admin = Kit(kit)
     sites = registered(out, names, resume, admin.sites)
     spec = build(len(sites))
-    options = {key: more.pop(key) for key in ("overwrite", "observers")}
+    options = {key: more.pop(key) for key in OF_A_RUN if key in more}
     return spec, Submission(admin, sites, **more).run(spec, out, resume=resume, **options)
 
 
@@ -102,7 +103,7 @@ def simulate_run(spec: Spec, out: Path, *, work: Path | None, say: Say, **more: 
     from .submit import Kit, Submission
 
     names = [f"site-{i + 1}" for i in range(spec.data.clients)]
-    options = {key: more.pop(key) for key in ("resume", "overwrite", "observers") if key in more}
+    options = {key: more.pop(key) for key in OF_A_RUN if key in more}
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedbilevel-")))
         loopback = LoopbackFederation(place, simulated_sites(spec, place / "sites", names))

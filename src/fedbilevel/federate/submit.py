@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from ..errors import FedBilevelError, SettingsError, TooFewReplies
 from ..ledger import Ledger
+from ..loggers import LoggedRun, Logger, Logs
 from ..reading import Unreadable, read_json
 from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
 from ..run import Observer, Progress, Result
@@ -86,20 +87,38 @@ class Submission:
     say: Callable[[str], None] = lambda text: None
 
     def run(
-        self, spec: Spec, out: Path, *, resume: bool, overwrite: bool, observers: Sequence[Observer] = ()
+        self,
+        spec: Spec,
+        out: Path,
+        *,
+        resume: bool,
+        overwrite: bool,
+        observers: Sequence[Observer] = (),
+        loggers: Sequence[Logger] = (),
+        accept_change: bool = False,
     ) -> Result:
-        """Run a spec into a folder on this machine, or continue the run that is there."""
+        """Run a spec into a folder on this machine, or continue the run that is there. Loggers log here too."""
         folder = RunFolder(out)
         written = folder.federation() if resume else None
         record = written or {"run": secrets.token_hex(8), "sites": self.sites, "jobs": []}
         if record["sites"] != self.sites:
             raise SettingsError(f"--out {out} holds a run of the sites {record['sites']}, not {self.sites}")
-        folder.open(spec.plan, resume=resume, overwrite=overwrite)
-        with contextlib.closing(folder):
-            return self._jobs(spec, folder, record, observers)
+        folder.open(spec.plan, resume=resume, overwrite=overwrite, accept_change=accept_change)
+        with contextlib.closing(folder), Logs(loggers) as logs:
+            title, known = spec.title(len(self.sites)), tuple(folder.history())
+            logs.start(LoggedRun(title, spec.plan.values, folder.path, known))
+            diary = _Diary(logs, known[-1]["iteration"] if known else -1)
+            result = self._jobs(spec, folder, record, observers, diary)
+            logs.finish(result.summary)
+            return result
 
     def _jobs(
-        self, spec: Spec, folder: RunFolder, record: dict[str, Any], observers: Sequence[Observer]
+        self,
+        spec: Spec,
+        folder: RunFolder,
+        record: dict[str, Any],
+        observers: Sequence[Observer],
+        diary: _Diary,
     ) -> Result:
         """Submit jobs until one is finished, or until another job would not help."""
         problem = spec.task().problem
@@ -109,7 +128,7 @@ class Submission:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
             try:
-                self._attempt(spec, folder, record["run"], job, observers)
+                self._attempt(spec, record["run"], job, _Follower(folder, spec.plan, observers, diary))
             finally:
                 self.kit.drop()  # a session that is left open keeps this process alive
                 job["seconds"] = round(time.time() - job["started"], 2)
@@ -131,10 +150,9 @@ class Submission:
         x, y = problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)
         return Result(folder.path, folder.summary(), folder.history(), x, y)
 
-    def _attempt(
-        self, spec: Spec, folder: RunFolder, run: str, job: dict[str, Any], observers: Sequence[Observer]
-    ) -> None:
+    def _attempt(self, spec: Spec, run: str, job: dict[str, Any], follow: _Follower) -> None:
         """Submit one job, follow it to its end, and record its outcome."""
+        folder = follow.folder
         up = self._gather(spec.federation.needed(len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
         key = secrets.token_hex(32)  # without it, every site could command the job
@@ -144,7 +162,6 @@ class Submission:
             self.kit.drop()
             job["reason"] = f"it could not be submitted: {error}"
             return
-        follow = _Follower(folder, spec.plan, observers)
         begun = heard = time.monotonic()
         while not job.get("ended"):
             time.sleep(PAUSE)
@@ -220,11 +237,25 @@ class Submission:
             self.kit.drop()
 
 
+@dataclasses.dataclass
+class _Diary:
+    """Gives the lines of the history to loggers. A job that goes on from a checkpoint repeats some of them."""
+
+    logs: Logs
+    reached: int  # the iteration of the last line that was given
+
+    def take(self, history: Sequence[Mapping[str, Any]]) -> None:
+        for record in history:
+            if record["iteration"] > self.reached:
+                self.reached = record["iteration"]
+                self.logs.log(record)
+
+
 class _Follower:
     """Keeps the run folder on this machine equal to the one at the server."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, observers: Sequence[Observer]) -> None:
-        self._folder, self._plan, self._observers = folder, plan, observers
+    def __init__(self, folder: RunFolder, plan: Plan, observers: Sequence[Observer], diary: _Diary) -> None:
+        self.folder, self._plan, self._observers, self._diary = folder, plan, observers, diary
         self._have: dict[str, int] = {}
         self._history = ""
         self._seen = -1
@@ -237,17 +268,18 @@ class _Follower:
 
     def _clock(self) -> int:
         """The clock of the checkpoint on this machine, from which the run continues if the job fails."""
-        saved = self._folder.checkpoint(self._plan)
+        saved = self.folder.checkpoint(self._plan)
         return 0 if saved is None else Ledger.from_mapping(saved.ledger).clock
 
     def take(self, news: dict[str, Any], job: dict[str, Any]) -> None:
         if news["history"]:
             self._history += news["history"]
-            self._folder.write("history.jsonl", self._history)
+            self.folder.write("history.jsonl", self._history)
+            self._diary.take(self.folder.history())
         for name, (changed, content) in news["files"].items():
             if name not in (*FILES, BOOKS):  # the server may write files of the run folder, and nothing else
                 continue
-            self._folder.write(name, base64.b64decode(content))
+            self.folder.write(name, base64.b64decode(content))
             self._have[name] = changed
         if CHECKPOINT in news["files"]:
             self._safe = self._clock()

@@ -24,8 +24,8 @@ class TensorBoard:
 
         place = (run.folder or Path()) / "tensorboard"
         reached = run.history[-1]["rounds"] + 1 if run.history else None
-        # The package names a file by the second and opens it anew, so that a run resumed within a second would erase
-        # what its first part wrote. TensorBoard reads files in the order of their names, and nanoseconds keep that order.
+        # The package names a file by the second and opens it anew, so a run that is resumed within a second would
+        # erase what its first part wrote. TensorBoard reads files by their names, and nanoseconds keep the order.
         suffix = f".{time.time_ns()}"
         return Events(SummaryWriter(str(place), purge_step=reached, filename_suffix=suffix))
 

@@ -82,6 +82,11 @@ class Spec:
         values, changed = self.to_mapping(), self.to_mapping(changed=True)
         return Plan(values, digest_of(changed), self.evaluate.every, changed, _sources(values))
 
+    @property
+    def watched(self) -> str | None:
+        """The metric that the spec is about, if it names one: that of its goal, or that of its curve."""
+        return self.stop.metric or self.evaluate.metric
+
     def title(self, clients: int) -> str:
         """The run in one line, with the number of clients that its task has."""
         data = self.data.name if self.problem.makes_data else f"{self.data.name}, {self.data.partition}"
