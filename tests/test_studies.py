@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fedbilevel import TrimmedMean, load_spec
-from fedbilevel.errors import SettingsError, UnknownName
+from fedbilevel.errors import FedBilevelError, SettingsError, UnknownName
 from fedbilevel.spec import Spec
 from fedbilevel.studies import Runs, load_study, reproduce, run_all, runner, study_names, tune
 from fedbilevel.studies.study import Study, StudyRun
@@ -150,6 +151,7 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_
 ) -> None:
     _, runs = reproduced
     monkeypatch.setattr(runner, "EVERY", 0.0)
+    monkeypatch.setattr(runner, "LOOK", 0.2)
     log = io.StringIO()
     longer = load_spec("paper", {**SMALL, "algorithm.name": "fbo-aggitd", "seed": 0, "stop.rounds": 60})
     shorter = small_study().runs[0].spec(0)
@@ -166,13 +168,28 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_its_process_is_told_and_the_next_one_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly.py").write_text("import os\n\n\ndef make():\n    os._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    deadly = load_spec("paper", {"problem.name": "python", "problem.function": "deadly:make"})
+    good = load_spec("paper", {"problem.name": "quadratic", "data.clients": 4, "stop.rounds": 10})
+    runs = Runs(tmp_path / "runs")
+    with pytest.raises(FedBilevelError, match=r"^1 of 2 runs failed; first: .*: its process was killed$"):
+        run_all([deadly, good], runs, jobs=1, console=QUIET)
+    assert runs.share(good) == 1.0
+
+
+@pytest.mark.slow
 def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp_path: Path) -> None:
     """Its summary has the reason, it is not run again, and the other runs are not held up by it."""
     study = small_study()
     wild = replace(study.runs[0], overrides={**study.runs[0].overrides, "algorithm.lam": 1e38})
     runs = Runs(tmp_path / "runs")
     sections = reproduce(
-        [replace(study, runs=(wild, study.runs[1]))], seeds=1, out=tmp_path, runs=runs, jobs=2, console=QUIET
+        [replace(study, runs=(wild, study.runs[1]))], seeds=1, out=tmp_path, runs=runs, jobs=1, console=QUIET
     )
     failure = runs.failure(wild.spec(0))
     assert failure is not None and "beyond 1e+15" in failure
@@ -185,7 +202,7 @@ def test_a_run_that_diverges_keeps_what_it_reached_and_is_named_in_the_table(tmp
 def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
     study = load_study("table1")
     study = dataclasses.replace(study, runs=study.runs[1::3])  # one row for each method
-    sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=2, console=QUIET)
+    sections = reproduce([study], seeds=1, out=tmp_path, runs=Runs(tmp_path / "runs"), jobs=1, console=QUIET)
     p, q = 10, 8
     for row in sections[0].rows:
         N, T, naive = row["N"], row["T"] or 0, row["algorithm"] == "naive ITD"
@@ -213,7 +230,7 @@ def test_table_1_is_what_the_ledger_measured(tmp_path: Path) -> None:
 def test_tune_runs_the_grid_and_writes_the_best_as_a_spec(tmp_path: Path) -> None:
     sets = [f"{key}={value}" for key, value in SMALL.items()]
     grid = ["algorithm.beta,algorithm.alpha=0.003,0.01;0.05,0.2"]
-    rows = tune(None, sets, grid, seeds=1, out=tmp_path, jobs=2, console=QUIET)
+    rows = tune(None, sets, grid, seeds=1, out=tmp_path, jobs=1, console=QUIET)
     assert [row["final"] for row in rows] == sorted((row["final"] for row in rows), reverse=True)
     best: Any = load_spec(tmp_path / "best.toml").algorithm
     assert (best.beta, best.alpha) == (rows[0]["algorithm.beta"], rows[0]["algorithm.alpha"])

@@ -1,10 +1,13 @@
-"""Settings of the process that make runs faster. The command line and the benchmarks use them; a script may."""
+"""Settings of the process that make runs faster, which the command line and the benchmarks use, and its memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import jax
 from platformdirs import user_cache_path
@@ -50,3 +53,15 @@ def cache_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache_path("fedbilevel") / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def peak_memory() -> int:
+    """The most memory that this process had, in megabytes, since its start or the last `forget_peak`."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+def forget_peak() -> None:
+    """Let `peak_memory` begin anew, where the system can do that, which is Linux."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

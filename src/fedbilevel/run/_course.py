@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from ..problem import Task
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
 from ..report import draw_curve
 from ..rng import Root
+from ..runtime import peak_memory
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
@@ -234,7 +233,7 @@ class Course:
         figures: dict[str, Any] = {
             "seconds": ledger.seconds,
             "compilations": self._compilations[0],
-            "peak_memory_mb": _peak_memory(),
+            "peak_memory_mb": peak_memory(),
         }
         figures |= spent(self._accountant, self.fed)
         if self.restarts:
@@ -342,8 +341,3 @@ def _probed_clients(setup: Setup) -> tuple[int, ...]:
     count = min(setup.evaluate.clients, clients)
     chosen = rng.generator(setup.seed, "evaluate").choice(clients, count, replace=False)
     return tuple(int(c) for c in sorted(chosen))
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))

@@ -1,20 +1,24 @@
 """Running many specs: finished runs are not run again, and interrupted runs are continued.
 
-Every run has its own process, so a crash affects only one run and memory is given back. A run is in the folder
-named by its digest, and a longer run also serves specs that need only its first part.
+A few processes do the runs, one after another. A run that ends its process affects no other run: the next one gets
+a new process. So does the one after a run that took much memory. A run is in the folder named by its digest, and a
+longer run also serves specs that need only its first part.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,6 +30,7 @@ from ..spec import Spec
 
 EVERY = 60.0  # seconds between two lines of progress in a log
 LOOK = 5.0  # seconds between two looks at the histories of all runs, which have to be read for it
+MUCH = 2000  # megabytes of memory, after which the next run gets a new process
 
 
 @dataclass(frozen=True)
@@ -85,38 +90,34 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
     if not waiting:
         return
     results_folder(runs.folder, "--runs")
-    todo, running, failed = list(waiting), dict[str, tuple[Spec, subprocess.Popen[str]]](), list[str]()
-    with _progress(console) as progress:
+    todo, failed = list(waiting), list[str]()
+    with ExitStack() as stack:
+        progress = stack.enter_context(_progress(console))
+        workers = list[_Worker]()
+        for _ in range(min(jobs, len(todo))):
+            complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
+            workers.append(stack.enter_context(closing(_Worker(runs, complaints, alone=jobs > 1))))
         task = progress.add_task("runs", total=len(waiting), left="")
         start, before = time.monotonic(), sum(map(runs.share, waiting))
         told = looked = start
-        try:
-            while todo or running:
-                while todo and len(running) < jobs:
-                    spec = todo.pop(0)
-                    running[spec.digest] = spec, _start(spec, runs, jobs)
-                time.sleep(0.5)
-                for digest, (spec, process) in list(running.items()):
-                    if process.poll() is None:
-                        continue
-                    del running[digest]
-                    _, complaint = process.communicate()
-                    if process.returncode and runs.failure(spec) is None:
-                        failed.append(f"{runs.of(spec).path}: {complaint.strip()[-300:]}")
-                now = time.monotonic()
-                if now - looked < LOOK:
-                    continue
-                done, looked = sum(map(runs.share, waiting)), now
-                left = (now - start) / max(done - before, 1e-6) * (len(waiting) - done)
-                clock = _clock(left) if done > before else "?"
-                progress.update(task, completed=done, left=clock)
-                if not console.is_terminal and now - told >= EVERY:  # a log has no bar
-                    console.print(f"{done:.1f} of {len(waiting)} runs, left {clock}")
-                    told = now
-        finally:
-            for _, process in running.values():
-                process.terminate()
-                process.communicate()
+        while todo or any(worker.spec for worker in workers):
+            for worker in workers:
+                if worker.spec is None and todo:
+                    worker.begin(todo.pop(0))
+            for worker in _answering(workers, LOOK):
+                spec, complaint = worker.end()
+                if complaint is not None and runs.failure(spec) is None:
+                    failed.append(f"{runs.of(spec).path}: {complaint[-300:]}")
+            now = time.monotonic()
+            if now - looked < LOOK:
+                continue
+            done, looked = sum(map(runs.share, waiting)), now
+            left = (now - start) / max(done - before, 1e-6) * (len(waiting) - done)
+            clock = _clock(left) if done > before else "?"
+            progress.update(task, completed=done, left=clock)
+            if not console.is_terminal and now - told >= EVERY:  # a log has no bar
+                console.print(f"{done:.1f} of {len(waiting)} runs, left {clock}")
+                told = now
     if failed:
         raise FedBilevelError(f"{len(failed)} of {len(waiting)} runs failed; first: {failed[0]}")
 
@@ -131,25 +132,75 @@ def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
     return list(longest.values())
 
 
-def _start(spec: Spec, runs: Runs, jobs: int) -> subprocess.Popen[str]:
-    file = runs.folder / f"{spec.digest}.toml"
-    file.write_text(spec.to_toml())
-    code = "from fedbilevel.cli import main; main()"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "run",
-        str(file),
-        "--out",
-        str(runs.of(spec).path),
-        "--resume",
-        "--quiet",
-    ]
-    alone = {"JAX_NUM_CPU_DEVICES": "1"} if jobs > 1 else {}  # runs side by side fill the cores
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=alone | os.environ
-    )
+class _Worker:
+    """A process that does one run after another (see `worker.py`), and the spec that it is at."""
+
+    def __init__(self, runs: Runs, complaints: IO[str], alone: bool) -> None:
+        self.spec: Spec | None = None
+        self._runs, self._complaints = runs, complaints  # a pipe that nobody reads would fill up
+        self._environment = {"JAX_NUM_CPU_DEVICES": "1"} if alone else {}  # runs side by side fill the cores
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self, spec: Spec) -> None:
+        """Give the process a run, and start the process if there is none."""
+        file = self._runs.folder / f"{spec.digest}.toml"
+        file.write_text(spec.to_toml())
+        if self._process is None:
+            self._complaints.seek(0)
+            self._complaints.truncate()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedbilevel.studies.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                text=True,
+                env=self._environment | os.environ,
+            )
+        self.spec = spec
+        with suppress(BrokenPipeError):  # it has died, which the missing answer tells
+            _pipe(self._process.stdin).write(json.dumps([str(file), str(self._runs.of(spec).path)]) + "\n")
+            _pipe(self._process.stdin).flush()
+
+    @property
+    def answers(self) -> IO[str]:
+        """The pipe that has an answer, or ends, when the run has ended."""
+        assert self._process is not None
+        return _pipe(self._process.stdout)
+
+    def end(self) -> tuple[Spec, str | None]:
+        """The spec whose run has ended, and why it failed, or None."""
+        assert self.spec is not None
+        spec, self.spec, line = self.spec, None, self.answers.readline()
+        if line:
+            answer = json.loads(line)
+            if answer["megabytes"] > MUCH:
+                self.close()
+            return spec, answer["complaint"]
+        self.close()
+        self._complaints.seek(0)
+        return spec, self._complaints.read().strip() or "its process was killed"
+
+    def close(self) -> None:
+        """End the process. A run that it is at can be continued."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+            self._process = None
+
+
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None, "the process was started with pipes"
+    return stream
+
+
+def _answering(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
+    """The workers whose runs have ended; after this many seconds, none."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            if worker.spec is not None:
+                selector.register(worker.answers, selectors.EVENT_READ, worker)
+        return [key.data for key, _ in selector.select(seconds)]
 
 
 @contextmanager
