@@ -20,6 +20,7 @@ from fedbilevel.algorithms.local import ServerState, State
 from fedbilevel.errors import FedBilevelWarning
 from fedbilevel.record import flatten_state
 from fedbilevel.spec import parse
+from fedbilevel.stepsizes import step_sizes
 
 EXACT: dict[str, Any] = dict(participation=1.0, batch_zeta_local="full", lower_steps=1)
 ADAM = {"name": "adam", "learning_rate": 0.05}
@@ -171,6 +172,20 @@ def test_without_these_settings_the_state_is_the_papers(small: Any) -> None:
     assert type(state) is State and sorted(flatten_state(state)) == ["x", "y"]
     served = fb.AggITD(upper=ADAM).init(small.problem)
     assert sorted(flatten_state(served)) == ["upper.0.count", "upper.0.mu", "upper.0.nu", "x", "y"]
+
+
+def test_a_run_that_diverges_names_the_learning_rate_and_restarts_with_half(small: Any) -> None:
+    """The step size α is not used, and so it is neither blamed nor changed."""
+    method = fb.AggITD(**EXACT, N=2, beta=1.0, lam=1.0, upper={"name": "sgd", "learning_rate": 40.0})
+    run: dict[str, Any] = dict(stop={"iterations": 30}, evaluate={"checkpoint_every": 1})
+    with pytest.raises(fb.Diverged, match=r"algorithm\.upper\.learning_rate = 40 is likely too large: try 20"):
+        fb.train(small.problem, small.clients, method, **run)
+    result = fb.train(small.problem, small.clients, method, **run, on_divergence="restart")
+    assert {each["setting"] for each in result.summary["restarts"]} == {"upper.learning_rate"}
+    assert [each.setting for each in step_sizes(fb.AggITD(estimator="cg"))] == ["beta", "alpha"]
+    assert [each.setting for each in step_sizes(fb.AggITD(upper=ADAM, upper_steps=2))] == [
+        *("beta", "alpha", "lam", "upper.learning_rate"),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ specs

@@ -22,7 +22,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
-from ..stepsizes import Moves
+from ..stepsizes import Moves, StepSize
 from .optimiser import Memory, advance, chosen, first_memory
 
 BatchSize = Count | Literal["full"]
@@ -130,13 +130,18 @@ class LocalWork:
                     f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
                 )
 
-    def limit(self, moves: Moves, clients: int) -> float | None:
-        """The usual limit. If local steps share the step size, it is multiplied by the fewest that are known.
+    def in_use(self, declared: list[StepSize]) -> list[StepSize]:
+        """The step sizes without λ if conjugate gradients are used, and with the optimiser's if it replaces α."""
+        upper, steps = getattr(self, "upper", None), getattr(self, "upper_steps", 1)
+        idle = {"lam"} if getattr(self, "estimator", None) == "cg" else set[str]()
+        idle |= {"alpha"} if upper is not None and once(steps) else set()
+        used = [each for each in declared if each.setting not in idle]
+        if isinstance(getattr(upper, "learning_rate", None), float):
+            used.append(StepSize("upper.learning_rate", Moves.UPPER))
+        return used
 
-        Conjugate gradients do not use λ, so it has none there.
-        """
-        if moves is Moves.PRODUCT and getattr(self, "estimator", None) == "cg":
-            return None
+    def limit(self, moves: Moves, clients: int) -> float | None:
+        """The usual limit. If local steps share the step size, it is multiplied by the fewest that are known."""
         if not self.share_steps or moves is not Moves.LOWER:
             return moves.value
         steps: Any = getattr(self, "lower_steps", None) or getattr(self, "lower_epochs", 1)
@@ -245,11 +250,6 @@ class UpperWork(LocalWork):
         work = Samples("upper", rows_of(self.batch_xi_local), _count(self.upper_steps))
         return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
 
-    @property
-    def steps_once(self) -> bool:
-        """Whether every client would make one upper step, so that One-Round-Upper gives x - α h."""
-        return self.upper_steps == 1 or (isinstance(self.upper_steps, tuple) and set(self.upper_steps) == {1})
-
     def after_upper(self, fed: Federation, s: S, mean: Array) -> S:
         """The next x from the mean of the clients' x_i, in the feasible set.
 
@@ -312,12 +312,17 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
         With an optimiser and a single step it is no round: the optimiser is given h itself.
         """
         fed.note(hypergradient_estimate=h)
-        if self.upper is not None and self.steps_once:
+        if self.upper is not None and once(self.upper_steps):
             return self.optimise(fed, s, h)
         work = self.upper_work
         if self.same_samples:
             work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)
         return self.after_upper(fed, s, fed.round(upper_steps, h=h, **work).x)
+
+
+def once(steps: int | tuple[int, ...]) -> bool:
+    """Whether every client makes one step. One-Round-Upper then gives x - α h."""
+    return steps == 1 or (isinstance(steps, tuple) and set(steps) == {1})
 
 
 def before(s: Any) -> Array | None:

@@ -51,6 +51,15 @@ class Optimiser:
         with users_code(f"{WHERE} = {shown({'name': self.name, **self.arguments})} is wrong: Optax raises "):
             _ = jax.eval_shape(partial(_first_update, self.transformation), tried)
 
+    @property
+    def learning_rate(self) -> Any:
+        """Its learning rate: a number, the table of a schedule, or None."""
+        return self.arguments.get("learning_rate")
+
+    def having(self, name: str, value: Any) -> Optimiser:
+        """The optimiser with another value of an argument."""
+        return dataclasses.replace(self, arguments=self.arguments | {name: value})
+
     @cached_property
     def transformation(self) -> Any:
         """What Optax makes of it. With the name "python", a function of the user's makes it."""
