@@ -137,7 +137,7 @@ class LocalWork:
         idle |= {"alpha"} if upper is not None and once(steps) else set()
         used = [each for each in declared if each.setting not in idle]
         if isinstance(getattr(upper, "learning_rate", None), float):
-            used.append(StepSize("upper.learning_rate", Moves.UPPER))
+            used.insert(0, StepSize("upper.learning_rate", Moves.UPPER))
         return used
 
     def limit(self, moves: Moves, clients: int) -> float | None:
