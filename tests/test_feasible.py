@@ -305,5 +305,17 @@ def test_the_released_mode_of_fednest_has_no_set_for_y(small: Any) -> None:
         method.step(fed, method.init(bound))
 
 
+def test_derivatives_are_checked_inside_of_the_sets() -> None:
+    """The lower loss is defined for positive x only, and x starts at its bound."""
+
+    def lower(x: Any, y: Any, b: fb.Batch) -> Any:
+        return b.mean(b.targets) + jnp.sum(jnp.sqrt(x) * y**2 + y)
+
+    rows = (np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    made = fb.Problem(jnp.zeros(3), jnp.ones(3), lower, zero, feasible_x=fb.Box(low=1e-3))
+    assert fb.check(made, fb.clients_from([(rows, rows)])).ok
+    assert not fb.check(replace(made, feasible_x=None), fb.clients_from([(rows, rows)])).ok
+
+
 def test_a_problem_of_another_library_needs_no_sets() -> None:
     assert fb.regions_of(object()) == fb.Regions()
