@@ -106,7 +106,11 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 @settings
 class LocalWork:
-    """Which clients take part in an outer iteration, and whether local steps share the step size."""
+    """Which clients take part in an outer iteration, and whether local steps share the step size.
+
+    projects    whether x and y stay in the feasible sets of the problem
+    restricts   whether the hypergradient takes the set of y into account
+    """
 
     needs_server: ClassVar[bool] = True
     projects: ClassVar[bool] = True
