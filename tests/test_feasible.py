@@ -217,6 +217,17 @@ def test_on_a_simplex_too(small: Any) -> None:
     assert relative(h, exact) < 1e-3
 
 
+def test_a_y_that_cannot_move_costs_no_products(small: Any) -> None:
+    bound = replace(small.problem, feasible_y=fb.Box(0.0, 0.0))
+    method = fb.AggITD(**EXACT, N=1, estimator="cg")
+    fed = fb.Federation(fb.Simulation(bound, small.clients, devices=1))
+    state = method.step(fed, method.init(bound))
+    assert fed.ledger.rounds == 2 * 1 + 3
+    np.testing.assert_array_equal(state.p, np.zeros(5))
+    f_x = (Dense(small).J @ np.zeros(9) + Dense(small).c)[:4]
+    assert relative(state.x, -method.alpha * f_x) < 1e-5
+
+
 def test_a_hypergradient_that_ignores_a_set_says_so(small: Any) -> None:
     box, ball = (replace(small.problem, feasible_y=each) for each in (fb.Box(-1.0, 1.0), fb.Ball(radius=1.0)))
     for method, bound in ((fb.AggITD(), ball), (fb.LFedNest(), box)):
@@ -253,7 +264,7 @@ def test_a_run_ends_at_the_constrained_minimum_that_scipy_finds(upper: Any) -> N
         feasible_x=fb.Box(-2.0, 1.0),
     )
     method = fb.AggITD(
-        **EXACT, N=3, alpha=8.0, beta=0.4, estimator="cg", cg_steps=4, cg_tolerance=1e-4, upper=upper
+        **EXACT, N=2, alpha=8.0, beta=0.4, estimator="cg", cg_steps=4, cg_tolerance=1e-4, upper=upper
     )
     result = fb.train(
         ridge,

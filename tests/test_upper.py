@@ -154,7 +154,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(small: Any, tmp_path: Path) -> No
     def trained(out: Path, iterations: int, resume: bool = False) -> Any:
         fb.train(
             small.problem, small.clients, method, stop={"iterations": iterations}, out=out, resume=resume,
-            evaluate={"every": 6},
+            evaluate={"every": 6}, engine={"name": "simulation", "devices": 1},
         )  # fmt: skip
         return fb.load_run(out, small.problem)._saved.arrays
 
