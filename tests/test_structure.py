@@ -46,6 +46,7 @@ ROOMS = [
     "models",
     "_fitting",
     "problem",
+    "feasible",
     "_derivatives",
     "oracle",
     "batch",

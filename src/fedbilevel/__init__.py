@@ -31,6 +31,7 @@ from .errors import (
     TooFewReplies,
     UnknownName,
 )
+from .feasible import Ball, Box, Constrained, Region, Regions, Simplex, regions_of
 from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
@@ -71,8 +72,10 @@ __all__ = [
     "AggITD",
     "Algorithm",
     "Attack",
+    "Ball",
     "Batch",
     "BilevelProblem",
+    "Box",
     "Bucketing",
     "Call",
     "Capabilities",
@@ -84,6 +87,7 @@ __all__ = [
     "ClientSize",
     "ClientStates",
     "Clients",
+    "Constrained",
     "CorruptData",
     "DataUnavailable",
     "Dataset",
@@ -126,6 +130,8 @@ __all__ = [
     "Quadratic",
     "Reason",
     "Refused",
+    "Region",
+    "Regions",
     "Replies",
     "Result",
     "RunFolderError",
@@ -135,6 +141,7 @@ __all__ = [
     "Scalar",
     "Secret",
     "SettingsError",
+    "Simplex",
     "Simulation",
     "Spec",
     "StepError",
@@ -153,6 +160,7 @@ __all__ = [
     "gather_by",
     "load_run",
     "load_spec",
+    "regions_of",
     "run",
     "settings",
     "sgd",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 
@@ -50,8 +51,26 @@ class Limited(Protocol):
         """The largest s L for a step size s, with this many registered clients; None if none is known."""
 
 
+@runtime_checkable
+class Deciding(Protocol):
+    """A method some of whose settings decide which step sizes it uses."""
+
+    def in_use(self, declared: list[StepSize]) -> list[StepSize]:
+        """Of the declared step sizes those that are used, and others, such as "upper.learning_rate"."""
+
+
+def value_of(method: Any, setting: str) -> float:
+    """The value of a setting, which may be within another one, as in "upper.learning_rate"."""
+    value: float = attrgetter(setting)(method)
+    return value
+
+
 def step_sizes(method: Any) -> list[StepSize]:
     """The step sizes that a method declares on the annotations of its settings, whatever kind of class it is."""
+    return method.in_use(_declared(method)) if isinstance(method, Deciding) else _declared(method)
+
+
+def _declared(method: Any) -> list[StepSize]:
     try:
         hints = get_type_hints(type(method), include_extras=True)
     except NameError:  # an annotation that only a type checker can resolve

@@ -5,10 +5,12 @@ from __future__ import annotations
 from ..aggregate import AGGREGATORS, quorum
 from ..algorithms import Algorithm, Checked, Sampling
 from ..errors import SettingsError
+from ..feasible import regions_of
 from ..federation import cohort_size, needed
 from ..layers import AttackSettings
 from ..names import users_code
 from ..privacy import Privacy
+from ..problem import BilevelProblem
 from ..settings import named
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
@@ -51,6 +53,17 @@ def check_parts(
         _check_without_server(federation, attack, privacy)
     evaluate.check(privacy)
     stop.check()
+
+
+def check_feasible(algorithm: Algorithm, problem: BilevelProblem) -> None:
+    """Raise if the problem has feasible sets that the method would leave."""
+    given = regions_of(problem)._asdict().items()
+    bound = " and ".join(f"feasible_{name}" for name, each in given if each.project is not None)
+    if bound and not getattr(algorithm, "projects", False):
+        raise SettingsError(
+            f"{type(algorithm).__name__} would not keep {bound}, because it does not project; use fbo-aggitd, "
+            "fednest, lfednest or naive-itd (a method of your own that projects says so by projects = True)"
+        )
 
 
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:
