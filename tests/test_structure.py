@@ -48,6 +48,7 @@ ROOMS = [
     "problem",
     "_derivatives",
     "oracle",
+    "own",
     "batch",
     "steps",
     "data",
@@ -68,7 +69,7 @@ NEEDED = {
     *("Inverse", "Moves", "Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies"),
     *("Stream", "about", "settings", "train"),
 }
-ALIASES = {"X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
+ALIASES = {"W", "X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
 
 
 def room(file: Path) -> str:

@@ -28,6 +28,7 @@ from .batch import Batch
 from .data import Clients, Part
 from .errors import FedBilevelWarning, SettingsError
 from .oracle import Arrays, Kept, Oracle
+from .own import OwnPart
 from .steps import Chances
 
 PyTree = Any
@@ -134,6 +135,9 @@ class Problem:
              "derivative" gives every derivative a key of its own, and "step" one key to all derivatives of a
              draw, so that both gradients of an SVRG step have the same mask. The key is None in measurements
     predict  predict(x, y, inputs) -> what the trained parameters say about rows of inputs, for use after the run
+    own      initial upper variables that every client has for itself, beside the x that all share: a pytree of
+             arrays and of `PerRow`, which has a variable for each row. They stay with the client and are never
+             sent. The losses read them as `batch.own`. With own variables, x may be None: nothing is shared then
     """
 
     x: PyTree
@@ -145,6 +149,7 @@ class Problem:
     over: Over = "vmap"
     chances: Chances | None = None
     predict: Callable[[Any, Any, PyTree], PyTree] | None = None
+    own: PyTree = None
 
     traceable: ClassVar[bool] = True
 
@@ -153,7 +158,7 @@ class Problem:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in ("lower", "upper")):
                 raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
-        _ = self.flat_x, self.flat_y  # raises if they are no parameters
+        _ = self.flat_x, self.flat_y, self.own_part  # raises if they are no parameters
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: the fields. What is computed from them cannot always be sent."""
@@ -161,11 +166,18 @@ class Problem:
 
     @cached_property
     def flat_x(self) -> Flat:
+        if self.x is None and self.own is not None:
+            return Flat(jnp.zeros(0, jnp.float32), lambda v: None)
         return flatten(self.x, "x")
 
     @cached_property
     def flat_y(self) -> Flat:
         return flatten(self.y, "y")
+
+    @cached_property
+    def own_part(self) -> OwnPart | None:
+        """The variables that each client has for itself, or None."""
+        return None if self.own is None else OwnPart(self.own)
 
     @property
     def size_x(self) -> int:
@@ -200,8 +212,9 @@ class Problem:
         """`metrics` at flat vectors on all of `test`."""
         if self.metrics is None:
             return {}
-        weights = jnp.ones(test.rows, jnp.float32)
-        return self.measured(x, y, Batch(test.inputs, test.targets, weights, self.features(x, test.inputs)))
+        weights, ids = jnp.ones(test.rows, jnp.float32), jnp.arange(test.rows)
+        features = self.features(x, test.inputs)
+        return self.measured(x, y, Batch(test.inputs, test.targets, weights, features, ids=ids))
 
     def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]:
         """`metrics` at flat vectors on a batch."""

@@ -29,7 +29,7 @@ from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
 from ..stepsizes import Moves
-from .local import AveragedHypergradient, LowerWork, State, lower_steps
+from .local import ImplicitHypergradient, LowerWork, State, lower_steps
 
 
 class Gradients(NamedTuple):
@@ -77,7 +77,7 @@ def descend(
 
 
 @settings
-class AggITD(LowerWork, AveragedHypergradient):
+class AggITD(LowerWork, ImplicitHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
     N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1

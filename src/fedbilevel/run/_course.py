@@ -20,6 +20,7 @@ from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
+from ..own import KEPT, OwnVariables, own_part
 from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Task
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
@@ -248,6 +249,14 @@ class Course:
             draw_curve(self.records, self.folder.file("curve.png"), self.setup.title, self.setup.evaluate.metric)
         self._logs.finish(summary)
         return summary
+
+    def own(self) -> Mapping[int, Any] | None:
+        """The own variables of every client, which last beyond the engine; None if they are not here."""
+        part = own_part(self.setup.task.problem)
+        if part is None or self._states is None:
+            return None
+        kept = {client: self._states.read(client, self.ledger.clock).get(KEPT) for client in self._states}
+        return OwnVariables(part, self.setup.task.clients, kept.get)
 
     def _set_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger
