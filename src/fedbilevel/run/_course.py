@@ -132,6 +132,8 @@ class Course:
         self._memory = _memory_from_first(self._memory)
         if self._states is not None and self.folder is not None:
             self._open_states(self._states, self.folder.path / CLIENTS, kept)
+        elif self._states is not None:
+            self._states.clear()  # an engine that is given as an object may have those of an earlier run
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records):
