@@ -272,6 +272,20 @@ def test_sites_keep_the_variables_in_their_folder_and_a_later_job_goes_on(
         assert len(own["rows"]) == ROWS[i]
 
 
+def test_a_run_that_diverges_blames_the_step_of_the_own_variables(clients: fb.ListedClients) -> None:
+    """The curvature is measured where the run went well, and the clients' variables are those from then."""
+
+    def wild(x: Any, y: Array, b: fb.Batch) -> Array:
+        return b.mean(jnp.exp(b.own[b.ids]) * (b.inputs @ y - b.targets) ** 2)
+
+    def plain(x: Any, y: Array, b: fb.Batch) -> Array:
+        return b.mean((b.inputs @ y - b.targets) ** 2)
+
+    problem = fb.Problem(None, jnp.zeros(D), wild, plain, own=fb.PerRow("lower"))
+    with pytest.raises(fb.Diverged, match=r"algorithm.own_step = 100000 is likely too large: try 50000, or"):
+        fb.train(problem, clients, method(own_step=1e5, participation=3), stop={"iterations": 9}, engine="loop")
+
+
 # ------------------------------------------------------------------------------------------------ refused by name
 
 

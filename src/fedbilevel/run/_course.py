@@ -212,9 +212,14 @@ class Course:
 
     def blame(self, error: Diverged) -> Suspect | None:
         """The setting that is to blame for a divergence."""
-        good = self._good
-        L = largest_curvature(self.fed, good.state, self._probed, self.setup.seed)
-        return suspect(self.algorithm, error, L, self.iteration > good.iteration, self.setup.task.clients.count)
+        good, task, fed = self._good, self.setup.task, self.fed
+        if own_part(task.problem) is not None:  # at its clock, clients have the own variables of the good state
+            fed = self._federation(self.setup.federation.min_replies, Ledger.from_mapping(good.ledger))
+        L, moved = (
+            largest_curvature(fed, good.state, self._probed, self.setup.seed),
+            self.iteration > good.iteration,
+        )
+        return suspect(self.algorithm, error, L, moved, task.clients.count, shared=task.problem.size_x > 0)
 
     def go_back(self, error: Diverged, found: Suspect | None) -> bool:
         """Return to the last good state with the value to try; False if that would not help."""
@@ -270,7 +275,7 @@ class Course:
         """The rounds of the next outer iteration, counted without doing it."""
         return rehearsed_rounds(self.algorithm, self.fed, self.state)
 
-    def _federation(self, min_replies: int | float | None) -> Federation:
+    def _federation(self, min_replies: int | float | None, ledger: Ledger | None = None) -> Federation:
         setup, rules = self.setup, self.setup.federation
         return Federation(
             setup.engine,
@@ -281,7 +286,7 @@ class Course:
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
-            ledger=self.ledger,
+            ledger=self.ledger if ledger is None else ledger,
             memory=self._memory,
         )
 
