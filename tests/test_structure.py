@@ -49,6 +49,7 @@ ROOMS = [
     "feasible",
     "_derivatives",
     "oracle",
+    "own",
     "batch",
     "steps",
     "data",
@@ -69,7 +70,7 @@ NEEDED = {
     *("Inverse", "Moves", "Next", "Observer", "Oracle", "Own", "Policies", "Progress", "Reason", "Replies"),
     *("Stream", "about", "settings", "train"),
 }
-ALIASES = {"X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
+ALIASES = {"W", "X", "Y", "Scalar", "Next", "Own"}  # annotations, which cannot have a docstring
 
 
 def room(file: Path) -> str:

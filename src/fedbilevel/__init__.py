@@ -36,7 +36,8 @@ from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
 from .loggers import Log, LoggedRun, Logger
-from .oracle import Oracle
+from .oracle import Oracle, OwnOracle
+from .own import PerRow
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
@@ -54,6 +55,7 @@ from .steps import (
     Samples,
     Scalar,
     Stream,
+    W,
     X,
     Y,
     client_step,
@@ -121,8 +123,10 @@ __all__ = [
     "Observer",
     "Oracle",
     "Own",
+    "OwnOracle",
     "Part",
     "PerClient",
+    "PerRow",
     "Policies",
     "Privacy",
     "Problem",
@@ -151,6 +155,7 @@ __all__ = [
     "TooFewReplies",
     "TrimmedMean",
     "UnknownName",
+    "W",
     "X",
     "Y",
     "about",

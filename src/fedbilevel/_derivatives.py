@@ -2,6 +2,8 @@
 
     f_x = ∇_x f_i    f_y = ∇_y f_i    g_y = ∇_y g_i    g_yy v = ∇²_y g_i v    g_xy v = ∇_x∇_y g_i v
 
+and f_w = ∇_w f_i and g_wy v = ∇_w∇_y g_i v, if the client has variables w of its own.
+
 No matrix is formed: g_yy v is forward over reverse mode, and g_xy v is the x-gradient of the derivative of g_i
 along v.
 
@@ -24,6 +26,7 @@ from jax import Array
 
 from .batch import Batch
 from .oracle import Arrays, Kept, PartArrays, recall
+from .own import KEPT, OwnPart
 from .steps import Draw, PartName
 
 PyTree = Any
@@ -34,6 +37,9 @@ class Losses(Protocol):
 
     @property
     def embed(self) -> Any: ...
+
+    @property
+    def own_part(self) -> OwnPart | None: ...
 
     def features(self, x: Array, inputs: PyTree) -> PyTree: ...
 
@@ -50,6 +56,8 @@ class Derivative(Enum):
     G_Y = 4
     G_YY = 5
     G_XY = 6
+    F_W = 7
+    G_WY = 8
 
 
 class Embedded(NamedTuple):
@@ -102,6 +110,7 @@ class JaxOracle:
     ) -> None:
         self._problem, self._held, self._data, self._memory = problem, held, data, memory
         self._kept = kept or {}
+        self.w: Any = None if problem.own_part is None else self._own(problem.own_part)
 
     @property
     def x(self) -> Array:
@@ -153,21 +162,39 @@ class JaxOracle:
 
         return self._gradient_x("lower", chi, at, along)
 
+    def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """∇_w f_i(x, y; ξ)"""
+        return jax.grad(self._loss("upper", xi, Derivative.F_W), 3)(*self._point("upper", xi, at), y, self.w)
+
+    def g_wy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
+        """∇_w ⟨∇_y g_i(x, y; χ), v⟩"""
+        point, loss = self._point("lower", chi, at), self._loss("lower", chi, Derivative.G_WY)
+        return jax.grad(lambda w: jax.jvp(lambda u: loss(*point, u, w), (y,), (v,))[1])(self.w)
+
+    def _own(self, part: OwnPart) -> Array:
+        """The client's own variables: those that it has kept, or else their initial values."""
+        if KEPT in self._kept:
+            return part.joined(self._kept[KEPT].leaves)
+        return jnp.asarray(part.start(self._data.padded))
+
     def _lower_gradient(self, y: Array, zeta: Draw, at: Array | None, of: Derivative) -> Array:
         return jax.grad(self._loss("lower", zeta, of), 2)(*self._point("lower", zeta, at), y)
 
     def _loss(self, part: PartName, rows: Draw, of: Derivative) -> Any:
-        """The loss whose derivative is taken, as a function of x, of the features of the rows, and of y."""
+        """The loss whose derivative is taken, as a function of x, of the features of the rows, of y, and of w."""
         data: PartArrays = getattr(self._data, part)
         inputs, targets = _take((data.inputs, data.targets), rows)
-        capacity = jax.tree.leaves(data.inputs)[0].shape[0]
-        weights = rows.weight
+        ids, weights = rows.index, rows.weight
         if weights is None:
-            weights = (jnp.arange(capacity) < data.rows).astype(jnp.float32)
+            ids = jnp.arange(getattr(self._data.padded, part))
+            weights = (ids < data.rows).astype(jnp.float32)
         key = None if rows.chance is None else rows.chance.key(of.value)
 
-        def loss(x: Array, features: PyTree, y: Array) -> Array:
-            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features, key))
+        variables, padded = self._problem.own_part, self._data.padded
+
+        def loss(x: Array, features: PyTree, y: Array, w: Any = self.w) -> Array:
+            own = None if variables is None else variables.restore(w, padded)
+            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features, key, ids, own))
 
         return loss
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import rng
 from ._probes import curvature
+from .algorithms import MovesOwn
 from .errors import Diverged, SettingsError, TooFewReplies
 from .federation import Federation
 from .steps import Samples
@@ -75,12 +76,17 @@ def largest_curvature(fed: Federation, state: Any, clients: Sequence[int], seed:
     return max(found, default=None)
 
 
-def suspect(algorithm: Any, error: Diverged, L: float | None, x_moved: bool, clients: int) -> Suspect | None:
+def suspect(
+    algorithm: Any, error: Diverged, L: float | None, x_moved: bool, clients: int, shared: bool = True
+) -> Suspect | None:
     """The setting that is to blame, given the curvature L at the last good state, if it is known.
 
     x_moved   whether x has changed since the good state, so that the upper step size may be to blame
+    shared    whether there is an x; otherwise all upper variables are the clients' own, which `own_step` moves
     """
     sizes = step_sizes(algorithm)
+    if not shared and isinstance(algorithm, MovesOwn) and algorithm.own_step is not None:
+        sizes = [each for each in sizes if each.moves is not Moves.UPPER or each.setting == "own_step"]
     if L is not None:
         limits = {each: _limit(algorithm, each.moves, clients) for each in sizes}
         shares = {

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .batch import Batch
-from .data import ClientData, Part
+from .data import ClientData, ClientSize, Part
 from .errors import FedBilevelError, SettingsError, one_line
 from .problem import Problem
 
@@ -26,8 +26,12 @@ def check_fit(problem: Problem, data: ClientData, test: Part | None = None) -> N
     x, y = problem.flat_x.vector, problem.flat_y.vector
     for level, part in data._asdict().items():
         batch = _batch(problem, part, f"the {level} rows of a client")
-        loss = partial(problem.loss, level)
-        _check_loss(level, _evaluated(level, problem, batch, partial(jax.eval_shape, loss, x, y)))
+        own = _own(problem, data)
+
+        def loss(x: Any, y: Any, b: Batch, level: str = level, own: PyTree = own) -> Any:
+            return problem.loss(level, x, y, b._replace(own=own))
+
+        _check_loss(level, _evaluated(level, problem, batch, partial(jax.eval_shape, loss, x, y), own))
     if test is not None and problem.metrics is not None:
         batch = _batch(problem, test, "the test rows")
         made = _evaluated("metrics", problem, batch, partial(jax.eval_shape, problem.measured, x, y))
@@ -38,8 +42,9 @@ def _batch(problem: Problem, part: Part, whose: str) -> Batch:
     """The rows as shapes, with the features that `embed` makes of them."""
     inputs, targets = jax.tree.map(_struct, tuple(part))
     weights: Any = jax.ShapeDtypeStruct((part.rows,), jnp.float32)
+    ids: Any = jax.ShapeDtypeStruct((part.rows,), jnp.int32)
     if problem.embed is None:
-        return Batch(inputs, targets, weights, inputs)
+        return Batch(inputs, targets, weights, inputs, ids=ids)
     try:
         features = jax.eval_shape(problem.features, problem.flat_x.vector, inputs)
     except FedBilevelError:
@@ -47,14 +52,22 @@ def _batch(problem: Problem, part: Part, whose: str) -> Batch:
     except Exception as error:
         given = f"x {_shapes(problem.x)} and inputs {_shapes(inputs)}, {whose}"
         raise _failure("embed", error, given) from error
-    return Batch(inputs, targets, weights, features)
+    return Batch(inputs, targets, weights, features, ids=ids)
+
+
+def _own(problem: Problem, data: ClientData) -> PyTree:
+    """The own variables of a client with these data, as the losses see them."""
+    part, rows = problem.own_part, ClientSize(data.lower.rows, data.upper.rows)
+    return None if part is None else part.restore(jnp.asarray(part.start(rows)), rows)
 
 
 def _struct(a: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
 
 
-def _evaluated(name: str, problem: Problem, batch: Batch, evaluate: Callable[[Batch], Any]) -> Any:
+def _evaluated(
+    name: str, problem: Problem, batch: Batch, evaluate: Callable[[Batch], Any], own: PyTree = None
+) -> Any:
     """What a function of the user returns, or an error that says what it was given."""
     try:
         return evaluate(batch)
@@ -62,6 +75,7 @@ def _evaluated(name: str, problem: Problem, batch: Batch, evaluate: Callable[[Ba
         raise
     except Exception as error:
         rows = [f"{field} {_shapes(getattr(batch, field))}" for field in ("inputs", "targets")]
+        rows += [f"own {_shapes(own)}"] if own is not None else []
         rows += [f"features {_shapes(batch.features)}"] if problem.embed is not None else []
         given = f"x {_shapes(problem.x)}, y {_shapes(problem.y)} and a batch of {', '.join(rows)}"
         raise _failure(name, error, given) from error

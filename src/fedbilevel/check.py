@@ -24,7 +24,8 @@ from .data import ClientData, Clients, ClientSize, ListedClients
 from .engines import pad
 from .errors import SettingsError
 from .feasible import Region
-from .oracle import Arrays
+from .oracle import Arrays, Kept
+from .own import KEPT
 from .problem import BilevelProblem, Problem
 from .steps import Draw
 
@@ -114,6 +115,7 @@ def check(
     chosen = _chosen(clients.count) if client is None else (client,)
     check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
+    largest = clients.capacity if len(chosen) > 1 else None
 
     def point() -> tuple[Array, Array]:
         regions = problem.regions
@@ -122,16 +124,15 @@ def check(
     points = [point()]
     u, v = _units(directions, problem.size_x, g), _units(directions, problem.size_y, g)
     points += [point() for _ in range(POINTS - 1)]
-    compare = _comparison(problem, u, v, tolerance)
-    largest = clients.capacity if len(chosen) > 1 else None
+    compare = _comparison(problem, points, u, v, tolerance, seed)
     found = list[list[Finding]]()
     for i in chosen:
         rows = clients.load(i)
-        best = compare(points[0], i, rows, largest)
-        for other in points[1:]:
+        best = compare(0, i, rows, largest)
+        for another in range(1, POINTS):
             if all(finding.ok for finding in best):
                 break
-            again = compare(other, i, rows, largest)
+            again = compare(another, i, rows, largest)
             best = [min(pair, key=lambda finding: finding.error) for pair in zip(best, again, strict=True)]
         found.append(best)
     worst = (max(each, key=lambda finding: (not finding.ok, finding.error)) for each in zip(*found, strict=True))
@@ -143,14 +144,22 @@ def _chosen(count: int) -> tuple[int, ...]:
     return tuple(sorted({int(i) for i in np.linspace(0, count - 1, min(count, MOST))}))
 
 
+class Point(NamedTuple):
+    """Where the derivatives are compared: x and y, and the client's own variables, if there are any."""
+
+    x: Any
+    y: Any
+    w: Any
+
+
 def _comparison(
-    problem: Problem, u: Array, v: Array, tolerance: float
-) -> Callable[[tuple[Array, Array], int, ClientData, ClientSize | None], list[Finding]]:
-    """A function that compares everything at a point on one client's data, padded to the largest if sizes differ.
+    problem: Problem, points: list[tuple[Array, Array]], u: Array, v: Array, tolerance: float, seed: int
+) -> Callable[[int, int, ClientData, ClientSize | None], list[Finding]]:
+    """A function that compares everything at one of the points on a client's data, padded to the largest client.
 
     Clients then have arrays of one shape, and nothing is compiled twice.
     """
-    w = np.roll(v, 1, axis=0)
+    turned_v, variables = np.roll(v, 1, axis=0), problem.own_part
     upper, lower = _loss(problem, "upper"), _loss(problem, "lower")
     stored, fresh = _derivatives(problem, stored=True), _derivatives(problem, stored=False)
 
@@ -160,28 +169,42 @@ def _comparison(
     def second(value: Callable[[Array, Array], float], pairs: list[tuple[Any, Any]]) -> list[float]:
         return [_second(value, a, b) for a, b in pairs]
 
-    def compare(
-        point: tuple[Array, Array], client: int, rows: ClientData, largest: ClientSize | None
-    ) -> list[Finding]:
-        x, y = point
+    def compare(number: int, client: int, rows: ClientData, largest: ClientSize | None) -> list[Finding]:
+        x, y = points[number]
         size = largest or ClientSize(rows.lower.rows, rows.upper.rows)
+        wider = ClientSize(2 * size.lower + 1, 2 * size.upper + 1)
         padded = pad(rows, size)
         f, h = upper(padded), lower(padded)
-        own, live = stored(x, y, v, padded), fresh(x, y, v, padded)
-        wide = stored(x, y, v, pad(rows, ClientSize(2 * size.lower + 1, 2 * size.upper + 1)))
-        along_y, mixed = list(zip(v, w, strict=True)), list(zip(v, u, strict=True))
-        curved = second(lambda a, b: h(x, y + a + b), along_y)
-        crossed = second(lambda a, b: h(x + b, y + a), mixed)
+        w = w_wide = along_w = np.zeros(0)
+        if variables is not None:
+            near = rng.generator(seed, "check", "own", client, number)
+            w = _near(variables.start(size), Region(), near)
+            along_w = _units(len(v), w.size, near)
+            w_wide = variables.resized(w, size, wider)
+        own, live = stored(Point(x, y, w), v, padded), fresh(Point(x, y, w), v, padded)
+        wide = stored(Point(x, y, w_wide), v, pad(rows, wider))
+        curved = second(lambda a, b: h(x, y + a + b, w), list(zip(v, turned_v, strict=True)))
         turned = _dots(np.roll(own.g_yy, 1, 0), v)
         against = "differences of the loss"
         compared = [
-            ("f_x", against, u @ own.f_x, first(lambda a: f(a, y), x, u), own.f_x),
-            ("f_y", against, v @ own.f_y, first(lambda a: f(x, a), y, v), own.f_y),
-            ("g_y", against, v @ own.g_y, first(lambda a: h(x, a), y, v), own.g_y),
-            ("g_yy", against, _dots(own.g_yy, w), curved, own.g_yy[0]),
-            ("g_xy", against, _dots(own.g_xy, u), crossed, own.g_xy[0]),
-            ("g_yy symmetric", "its transpose", _dots(own.g_yy, w), turned, own.g_yy[0]),
+            ("f_y", against, v @ own.f_y, first(lambda a: f(x, a, w), y, v), own.f_y),
+            ("g_y", against, v @ own.g_y, first(lambda a: h(x, a, w), y, v), own.g_y),
+            ("g_yy", against, _dots(own.g_yy, turned_v), curved, own.g_yy[0]),
+            ("g_yy symmetric", "its transpose", _dots(own.g_yy, turned_v), turned, own.g_yy[0]),
         ]
+        if x.size:
+            crossed = second(lambda a, b: h(x + b, y + a, w), list(zip(v, u, strict=True)))
+            compared.insert(0, ("f_x", against, u @ own.f_x, first(lambda a: f(a, y, w), x, u), own.f_x))
+            compared.insert(4, ("g_xy", against, _dots(own.g_xy, u), crossed, own.g_xy[0]))
+        if variables is not None:
+            crossed = second(lambda a, b: h(x, y + a, w + b), list(zip(v, along_w, strict=True)))
+            slopes = first(lambda a: f(x, y, a), w, along_w)
+            compared += [
+                ("f_w", against, along_w @ own.f_w, slopes, own.f_w),
+                ("g_wy", against, _dots(own.g_wy, along_w), crossed, own.g_wy[0]),
+            ]
+            narrow = [variables.resized(a, wider, size) for a in (wide.f_w, *wide.g_wy)]
+            wide = wide._replace(f_w=narrow[0], g_wy=np.stack(narrow[1:]))
         found = [(name, other, _worst(got, expected, vector)) for name, other, got, expected, vector in compared]
         if problem.embed is not None:
             found.append(("stored embedding", "the live one", _apart(own, live)))
@@ -197,40 +220,53 @@ class _Derivatives(NamedTuple):
     g_y: Any
     g_yy: Any
     g_xy: Any
+    f_w: Any
+    g_wy: Any
 
 
-def _derivatives(problem: Problem, stored: bool) -> Callable[[Array, Array, Array, Arrays], _Derivatives]:
+def _derivatives(problem: Problem, stored: bool) -> Callable[[Point, Array, Arrays], _Derivatives]:
     """All derivatives of the oracle, computed in float32 as in a run, and returned as float64."""
 
     @jax.jit
-    def compute(x: Any, y: Any, v: Any, data: Arrays) -> _Derivatives:
-        c = JaxOracle(problem, {"x": x, "y": y}, data, remember(problem, x, data) if stored else None)
+    def compute(point: Point, v: Any, data: Arrays) -> _Derivatives:
+        (x, y, _), memory = point, remember(problem, point.x, data) if stored else None
+        c = JaxOracle(problem, {"x": x, "y": y}, data, memory, _kept(problem, point.w, data))
         g_yy = jax.vmap(lambda d: c.g_yy(y, d, ALL))(v)
         g_xy = jax.lax.map(lambda d: c.g_xy(y, d, ALL), v)
-        return _Derivatives(c.f_x(y, ALL), c.f_y(y, ALL), c.g_y(y, ALL), g_yy, g_xy)
+        f_w, g_wy = jnp.zeros(0), jnp.zeros((len(v), 0))
+        if c.w is not None:
+            f_w, g_wy = c.f_w(y, ALL), jax.lax.map(lambda d: c.g_wy(y, d, ALL), v)
+        return _Derivatives(c.f_x(y, ALL), c.f_y(y, ALL), c.g_y(y, ALL), g_yy, g_xy, f_w, g_wy)
 
-    def derivatives(x: Array, y: Array, v: Array, data: Arrays) -> _Derivatives:
-        made = compute(*(jnp.asarray(a, jnp.float32) for a in (x, y, v)), data)
+    def derivatives(point: Point, v: Array, data: Arrays) -> _Derivatives:
+        narrow = Point(*(jnp.asarray(a, jnp.float32) for a in point))
+        made = compute(narrow, jnp.asarray(v, jnp.float32), data)
         return _Derivatives(*(np.asarray(a, np.float64) for a in made))
 
     return derivatives
 
 
-def _loss(problem: Problem, level: str) -> Callable[[Arrays], Callable[[Array, Array], float]]:
-    """A loss in float64, as a function of the data and then of x and y."""
+def _kept(problem: Problem, w: Any, data: Arrays) -> dict[str, Kept]:
+    """The own variables w as a client would have kept them, so that the oracle is at w."""
+    variables = problem.own_part
+    return {} if variables is None else {KEPT: Kept(True, variables.kept(w, data.padded, None))}
+
+
+def _loss(problem: Problem, level: str) -> Callable[[Arrays], Callable[[Array, Array, Array], float]]:
+    """A loss in float64, as a function of the data and then of x, y and w."""
 
     @jax.jit
-    def compute(x: Any, y: Any, data: Arrays) -> Any:
-        c = JaxOracle(problem, {"x": x, "y": y}, data)
+    def compute(x: Any, y: Any, w: Any, data: Arrays) -> Any:
+        c = JaxOracle(problem, {"x": x, "y": y}, data, None, _kept(problem, w, data))
         return c.f(y, ALL) if level == "upper" else c.g(y, ALL)
 
-    def on(data: Arrays) -> Callable[[Array, Array], float]:
+    def on(data: Arrays) -> Callable[[Array, Array, Array], float]:
         with jax.enable_x64(True):
             wide = jax.tree.map(_float64, data)
 
-        def loss(x: Array, y: Array) -> float:
+        def loss(x: Array, y: Array, w: Array) -> float:
             with jax.enable_x64(True):
-                return float(compute(_float64(x), _float64(y), wide))
+                return float(compute(_float64(x), _float64(y), _float64(w), wide))
 
         return loss
 
@@ -244,7 +280,7 @@ def _near(start: Any, region: Region, g: np.random.Generator) -> Array:
     that the losses need not be defined outside.
     """
     start = np.asarray(start, np.float32)
-    spread = 0.1 * max(float(start.std()), 0.1)
+    spread = 0.1 * max(float(start.std()), 0.1) if start.size else 0.0
 
     def one() -> Array:
         return (start + spread * g.normal(size=start.size)).astype(np.float32)

@@ -23,6 +23,7 @@ from .aggregate import Gather, Mean, Memory, Remembering, gather_by, quorum
 from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
+from .own import KEPT, OwnVariables, own_part
 from .policies import Policies
 from .rng import Address, Kind, Root
 from .steps import Step
@@ -167,6 +168,14 @@ class Federation:
         """Note vectors of this outer iteration, such as the hypergradient. An evaluation reports their norms."""
         self.noted.update({name: vector for name, vector in vectors.items() if vector is not None})
 
+    @property
+    def own(self) -> OwnVariables | None:
+        """The own variables of every client, as they are now; None if there are none, or they are elsewhere."""
+        part, states = own_part(self.engine.problem), self.engine.capabilities.states
+        if part is None or states is None:
+            return None
+        return OwnVariables(part, self.engine.clients, lambda i: states.read(i, self.ledger.clock).get(KEPT))
+
     def settle(self) -> None:
         """Note that everything so far is in a checkpoint, so clients need not keep older states."""
         self._settled[0] = self.ledger.clock
@@ -198,7 +207,9 @@ class Federation:
             result = collection.collect()
         finally:
             if self._accountant is not None:
-                self._accountant.book(call, self._drawn, len(collection.expected.fields), result)
+                # Fields with the components of an empty x have no content.
+                vectors = sum(0 not in shape for shape in collection.expected.fields.values())
+                self._accountant.book(call, self._drawn, vectors, result)
             for name in call.held:  # a client without a valid reply may not have received the vectors
                 self._shelves[name].holders.update(collection.well)
             if call.keeps and self.engine.capabilities.states is None:

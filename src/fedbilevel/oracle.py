@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .data import ClientSize
 from .errors import StepError
 from .steps import Draw
 
@@ -62,6 +63,24 @@ class Oracle(Protocol):
         """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
 
 
+class OwnOracle(Oracle, Protocol):
+    """The oracle of a client with variables w of its own (`Problem.own`).
+
+    f_w = ∇_w f_i    g_wy v = ∇_w∇_y g_i v
+
+    All other derivatives are taken at the client's w too. `c.w` is a flat vector, padded as the client's rows are.
+    """
+
+    @property
+    def w(self) -> Array: ...
+
+    def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        """∇_w f_i(x, y; ξ)"""
+
+    def g_wy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
+        """∇_w ⟨∇_y g_i(x, y; χ), v⟩"""
+
+
 class PartArrays(NamedTuple):
     """A part of a client's data, padded to the capacity; only the first `rows` rows are real."""
 
@@ -75,6 +94,11 @@ class Arrays(NamedTuple):
 
     lower: PartArrays
     upper: PartArrays
+
+    @property
+    def padded(self) -> ClientSize:
+        """The numbers of rows with the padding."""
+        return ClientSize(*(int(jax.tree.leaves(part)[0].shape[0]) for part in self))
 
 
 class Kept(NamedTuple):
@@ -106,10 +130,13 @@ def recall(kept: Mapping[str, Kept], name: str, default: PyTree) -> PyTree:
 
 
 class Shapes:
-    """An oracle with the right shapes but without data, which tells the server what a step returns."""
+    """An oracle with the right shapes but without data, which tells the server what a step returns.
+
+    The number of a client's own variables is not known here, and nothing that is sent depends on it.
+    """
 
     def __init__(self, p: int, q: int, held: Mapping[str, Array]) -> None:
-        self._x, self._y, self._held = jnp.zeros(p), jnp.zeros(q), held
+        self._x, self._y, self._held, self.w = jnp.zeros(p), jnp.zeros(q), held, jnp.zeros(1)
         self.asked: dict[str, tuple[jax.ShapeDtypeStruct, ...]] = {}
 
     @property
@@ -148,3 +175,9 @@ class Shapes:
 
     def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
         return self._x
+
+    def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
+        return self.w
+
+    def g_wy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
+        return self.w

@@ -29,6 +29,7 @@ from .data import Clients, Part
 from .errors import FedBilevelWarning, SettingsError
 from .feasible import Projection, Regions, region, start_within
 from .oracle import Arrays, Kept, Oracle
+from .own import OwnPart
 from .steps import Chances
 
 PyTree = Any
@@ -137,6 +138,9 @@ class Problem:
     predict  predict(x, y, inputs) -> what the trained parameters say about rows of inputs, for use after the run
     feasible_x, feasible_y   the sets that the server keeps x and y in: `Box`, `Simplex`, `Ball`, or a function
              that projects a pytree. The start is projected
+    own      initial upper variables that every client has for itself, beside the x that all share: a pytree of
+             arrays and of `PerRow`, which has a variable for each row. They stay with the client and are never
+             sent. The losses read them as `batch.own`. With own variables, x may be None: nothing is shared then
     """
 
     x: PyTree
@@ -150,6 +154,7 @@ class Problem:
     predict: Callable[[Any, Any, PyTree], PyTree] | None = None
     feasible_x: Projection | None = None
     feasible_y: Projection | None = None
+    own: PyTree = None
 
     traceable: ClassVar[bool] = True
 
@@ -158,7 +163,7 @@ class Problem:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in ("lower", "upper")):
                 raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
-        _ = self.flat_x, self.flat_y  # raises if they are no parameters
+        _ = self.flat_x, self.flat_y, self.own_part  # raises if they are no parameters
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: the fields. What is computed from them cannot always be sent."""
@@ -166,6 +171,8 @@ class Problem:
 
     @cached_property
     def flat_x(self) -> Flat:
+        if self.x is None and self.own is not None:
+            return Flat(jnp.zeros(0, jnp.float32), lambda v: None)
         flat = flatten(self.x, "x")
         return flat._replace(vector=start_within(self.feasible_x, *flat, "feasible_x"))
 
@@ -178,6 +185,11 @@ class Problem:
     def regions(self) -> Regions:
         """The feasible sets for flat vectors."""
         return Regions(region(self.feasible_x, self.flat_x.restore), region(self.feasible_y, self.flat_y.restore))
+
+    @cached_property
+    def own_part(self) -> OwnPart | None:
+        """The variables that each client has for itself, or None."""
+        return None if self.own is None else OwnPart(self.own)
 
     @property
     def size_x(self) -> int:
@@ -212,8 +224,9 @@ class Problem:
         """`metrics` at flat vectors on all of `test`."""
         if self.metrics is None:
             return {}
-        weights = jnp.ones(test.rows, jnp.float32)
-        return self.measured(x, y, Batch(test.inputs, test.targets, weights, self.features(x, test.inputs)))
+        weights, ids = jnp.ones(test.rows, jnp.float32), jnp.arange(test.rows)
+        features = self.features(x, test.inputs)
+        return self.measured(x, y, Batch(test.inputs, test.targets, weights, features, ids=ids))
 
     def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]:
         """`metrics` at flat vectors on a batch."""

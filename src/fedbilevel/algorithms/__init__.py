@@ -55,6 +55,17 @@ class Sampling(Protocol):
 
 
 @runtime_checkable
+class MovesOwn(Protocol):
+    """A method that moves the own variables of clients (`Problem.own`).
+
+    own_step   the step size, or None for that of x
+    """
+
+    @property
+    def own_step(self) -> float | None: ...
+
+
+@runtime_checkable
 class Reporting(Protocol):
     """A method that adds its own figures to every evaluation."""
 
@@ -84,6 +95,7 @@ __all__ = [
     "FedNest",
     "Gossip",
     "LFedNest",
+    "MovesOwn",
     "NaiveITD",
     "Reporting",
     "Sampling",

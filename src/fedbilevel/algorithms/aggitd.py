@@ -36,7 +36,7 @@ from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
 from ..stepsizes import Moves
 from .conjugate import solve
-from .local import AveragedHypergradient, LowerWork, S, ServerState, before, lower_steps, regions
+from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_steps, regions
 
 
 class Gradients(NamedTuple):
@@ -95,7 +95,7 @@ def system(c: Oracle, p: Array | None, source: bool, xi: Draw, u: Draw) -> Syste
 
 
 @settings
-class AggITD(LowerWork, AveragedHypergradient):
+class AggITD(LowerWork, ImplicitHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
     N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1

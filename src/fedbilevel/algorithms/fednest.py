@@ -34,7 +34,7 @@ from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
 from ..stepsizes import Moves
-from .local import AveragedHypergradient, LowerWork, S, regions
+from .local import ImplicitHypergradient, LowerWork, S, regions
 
 
 class UpperGradient(NamedTuple):
@@ -65,7 +65,7 @@ def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> Hessi
 
 
 @settings
-class FedNest(LowerWork, AveragedHypergradient):
+class FedNest(LowerWork, ImplicitHypergradient):
     """FedNest: the AID-based hypergradient, in a separate communication loop."""
 
     N: Annotated[Count, about("lower rounds per outer iteration")] = 1

@@ -18,10 +18,11 @@ from pydantic import Field
 from ..errors import FedBilevelWarning, SettingsError
 from ..feasible import Regions, regions_of
 from ..federation import Federation, cohort_size
-from ..oracle import Oracle
+from ..oracle import Oracle, OwnOracle
+from ..own import own_part
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
+from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
 from ..stepsizes import Moves, StepSize
 from .optimiser import Memory, advance, chosen, first_memory
 
@@ -56,6 +57,11 @@ S = TypeVar("S", State, ServerState)
 
 class Hypergradient(NamedTuple):
     h: X
+
+
+class OwnHypergradient(NamedTuple):
+    h: X
+    w: Own[W]
 
 
 class Upper(NamedTuple):
@@ -95,6 +101,13 @@ def lower_sgd(c: Oracle, beta: Array, shared: bool, zeta: Stream) -> Lower:
 def hypergradient(c: Oracle, p: Array, xi: Draw, chi: Draw) -> Hypergradient:
     """h_i = ∇_x F_i(x, y; ξ_i) - ∇_x∇_y G_i(x, y; χ_i) p"""
     return Hypergradient(c.f_x(c.y, xi) - c.g_xy(c.y, p, chi))
+
+
+@client_step
+def own_hypergradient(c: OwnOracle, p: Array, own_step: Array, xi: Draw, chi: Draw) -> OwnHypergradient:
+    """h_i as above, and for the client itself  w_i ← w_i - s (∇_w F_i(x, y; ξ_i) - ∇_w∇_y G_i(x, y; χ_i) p)"""
+    w = c.w - own_step * (c.f_w(c.y, xi) - c.g_wy(c.y, p, chi))
+    return OwnHypergradient(c.f_x(c.y, xi) - c.g_xy(c.y, p, chi), w)
 
 
 @client_step
@@ -304,12 +317,6 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
         """The rows of a gradient of the upper loss."""
         return Sample("upper", rows_of(self.batch_xi))
 
-    def improve(self, fed: Federation, s: S, p: Array) -> S:
-        """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y of s."""
-        drawn = fed.ledger.rounds
-        h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
-        return self.follow(fed, s, h, drawn)
-
     def follow(self, fed: Federation, s: S, h: Array, drawn: int) -> S:
         """One-Round-Upper along h, whose gradients of the upper loss were taken in the round `drawn`.
 
@@ -322,6 +329,35 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
         if self.same_samples:
             work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)
         return self.after_upper(fed, s, fed.round(upper_steps, h=h, **work).x)
+
+
+@settings
+class ImplicitHypergradient(AveragedHypergradient):
+    """The hypergradient for an estimate p ≈ (∇²_y g)^{-1} ∇_y f, which a single round computes at the clients.
+
+    A client that has variables w_i of its own (`Problem.own`) moves them in this round. With F = 1/m Σ_i f_i,
+
+        m ∂F/∂w_i = ∇_w f_i - ∇_w∇_y g_i (∇²_y g)^{-1} ∇_y f,
+
+    which needs nothing but the p that the client is sent anyway: no round and no byte is added.
+    """
+
+    own_step: Annotated[
+        Positive | None, Moves.UPPER, about("step size for the own variables of clients; default: alpha")
+    ] = None
+
+    def improve(self, fed: Federation, s: S, p: Array) -> S:
+        """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y of s.
+
+        If all upper variables are the clients' own, x is empty and the second round is left out.
+        """
+        drawn, rows = fed.ledger.rounds, dict(xi=self.xi, chi=self.chi)
+        if own_part(fed.engine.problem) is None:
+            h = fed.round(hypergradient, p=p, **rows).h
+        else:
+            own_step = self.alpha if self.own_step is None else self.own_step
+            h = fed.round(own_hypergradient, p=p, own_step=own_step, **rows).h
+        return self.follow(fed, s, h, drawn) if h.size else s
 
 
 def once(steps: int | tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import tempfile
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class ClientStates:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def __iter__(self) -> Iterator[int]:
+        """The clients that have kept something."""
+        return iter(list(self._clients))
 
     @property
     def resident(self) -> int:

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..data import ClientData, ClientSize, Part
+from ..errors import StepError
 from ..oracle import Arrays, Kept, PartArrays
+from ..own import KEPT, own_part
 from ..problem import BilevelProblem
 from ..rng import Kind
-from ..steps import draw
+from ..steps import Form, draw
 from ._call import Call
 from ._expected import expect
 from ._statefile import State
@@ -50,17 +53,42 @@ def perform(
     oracle = problem.oracle(vectors, data, memory, kept)
     reply = call.step(oracle, **arrays, **call.constants, **rows, **draws)
     own = {name: value for name in call.step.kept if (value := getattr(reply, name)) is not None}
-    sent = reply._replace(**dict.fromkeys(call.step.kept))
-    return sent, {name: tuple(jax.tree.leaves(value)) for name, value in own.items()} if call.keeps else {}
+    sent, variables = reply._replace(**dict.fromkeys(call.step.kept)), own_part(problem)
+
+    def stored(name: str, value: Any) -> tuple[str, tuple[Any, ...]]:
+        if variables is not None and call.step.reply[name].form is Form.W:
+            return KEPT, variables.kept(value, data.padded, jnp.stack([part.rows for part in data]))
+        return name, tuple(jax.tree.leaves(value))
+
+    return sent, dict(stored(*each) for each in own.items()) if call.keeps else {}
 
 
-def recalled(call: Call, problem: BilevelProblem, states: ClientStates, client: int) -> dict[str, Kept]:
-    """The client's own arrays that the step needs: those it has kept, or else zeros marked as not kept."""
-    asked = expect(call, problem).asked
-    if not asked:
+def recalls(call: Call, problem: BilevelProblem) -> bool:
+    """Whether the step needs something that clients have kept. All losses depend on a client's own variables."""
+    return own_part(problem) is not None or bool(expect(call, problem).asked)
+
+
+def recalled(
+    call: Call, problem: BilevelProblem, states: ClientStates, client: int, capacity: ClientSize
+) -> dict[str, Kept]:
+    """The client's own arrays that the step needs: those it has kept, or else zeros marked as not kept.
+
+    Own variables that the client has not moved yet have their initial values.
+    """
+    if not recalls(call, problem):
         return {}
-    state = states.read(client, call.clock)
-    return {
+    asked, variables = expect(call, problem).asked, own_part(problem)
+    state, own = states.read(client, call.clock), dict[str, Kept]()
+    if variables is not None:
+        kept = state.get(KEPT) or variables.kept(variables.start(capacity), capacity, np.zeros(2, np.int32))
+        count, wanted = sum(leaf.size for leaf in kept[:-1]), variables.size(capacity)
+        if count != wanted:
+            raise StepError(
+                f"client {client} has kept {count:,} own variables, and its rows now need {wanted:,}; "
+                "go on with the data that the run began with"
+            )
+        own[KEPT] = Kept(np.bool_(True), kept)
+    return own | {
         name: Kept(np.bool_(True), state[name])
         if name in state
         else Kept(np.bool_(False), tuple(np.zeros(s.shape, s.dtype) for s in structs))

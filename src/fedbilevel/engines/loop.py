@@ -53,7 +53,7 @@ class Loop:
         data = pad(self.clients.load(client), capacity)
         rows = {name: np.asarray(each.values[client], np.float32) for name, each in call.rows.items()}
         draws = prepare(call, self.problem, client, self.clients.size(client), capacity)
-        kept = recalled(call, self.problem, self._states, client)
+        kept = recalled(call, self.problem, self._states, client, capacity)
         memory = None
         if "x" in call.held:
             held = call.held["x"]

@@ -22,14 +22,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from ..data import Clients
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..oracle import Arrays, Kept
+from ..own import own_part
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
 from ._base import Capabilities
 from ._call import Call
-from ._expected import expect
 from ._replies import Replies
 from ._states import ClientStates
-from ._work import pad, perform, prepare, recalled
+from ._work import pad, perform, prepare, recalled, recalls
 
 PyTree = Any
 MIB = 2**20
@@ -123,8 +123,8 @@ class Simulation:
         capacity, here = self.clients.capacity, list(self._here(chunk))
         rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
         draws = [prepare(call, self.problem, client, self.clients.size(client), capacity) for client in here]
-        asks = expect(call, self.problem).asked  # once for the chunk, as most steps ask for nothing
-        kept = [recalled(call, self.problem, self._states, client) if asks else {} for client in here]
+        asks = recalls(call, self.problem)  # once for the chunk, as most steps ask for nothing
+        kept = [recalled(call, self.problem, self._states, client, capacity) if asks else {} for client in here]
         return self._spread((rows, _stack(draws), _stack(kept)))
 
     def compute(self, call: Call, rows: Any, draws: Any, kept: dict[str, Kept], data: Arrays, memory: Any) -> Any:
@@ -274,7 +274,9 @@ class Simulation:
         data, memory = (
             sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)) for tree in (one, memory)
         )
-        return data + 2 * memory, data + 16 * 4 * (self.problem.size_x + self.problem.size_y)
+        variables = own_part(self.problem)
+        own = 0 if variables is None else variables.size(self.clients.capacity)
+        return data + 2 * memory, data + 16 * 4 * (self.problem.size_x + self.problem.size_y + own)
 
 
 def _first(tree: Any, count: int) -> Any:

@@ -18,6 +18,7 @@ from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
+from ..own import KEPT, OwnVariables, own_part
 from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Task
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
@@ -130,6 +131,8 @@ class Course:
         self._memory = _memory_from_first(self._memory)
         if self._states is not None and self.folder is not None:
             self._open_states(self._states, self.folder.path / CLIENTS, kept)
+        elif self._states is not None:
+            self._states.clear()  # an engine that is given as an object may have those of an earlier run
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records):
@@ -208,9 +211,14 @@ class Course:
 
     def blame(self, error: Diverged) -> Suspect | None:
         """The setting that is to blame for a divergence."""
-        good = self._good
-        L = largest_curvature(self.fed, good.state, self._probed, self.setup.seed)
-        return suspect(self.algorithm, error, L, self.iteration > good.iteration, self.setup.task.clients.count)
+        good, task, fed = self._good, self.setup.task, self.fed
+        if own_part(task.problem) is not None:  # at its clock, clients have the own variables of the good state
+            fed = self._federation(self.setup.federation.min_replies, Ledger.from_mapping(good.ledger))
+        L, moved = (
+            largest_curvature(fed, good.state, self._probed, self.setup.seed),
+            self.iteration > good.iteration,
+        )
+        return suspect(self.algorithm, error, L, moved, task.clients.count, shared=task.problem.size_x > 0)
 
     def go_back(self, error: Diverged, found: Suspect | None) -> bool:
         """Return to the last good state with the value to try; False if that would not help."""
@@ -248,6 +256,14 @@ class Course:
         self._logs.finish(summary)
         return summary
 
+    def own(self) -> Mapping[int, Any] | None:
+        """The own variables of every client, which last beyond the engine; None if they are not here."""
+        part = own_part(self.setup.task.problem)
+        if part is None or self._states is None:
+            return None
+        kept = {client: self._states.read(client, self.ledger.clock).get(KEPT) for client in self._states}
+        return OwnVariables(part, self.setup.task.clients, kept.get)
+
     def _set_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.fed = self._federation(self.setup.federation.min_replies)
@@ -258,7 +274,7 @@ class Course:
         """The rounds of the next outer iteration, counted without doing it."""
         return rehearsed_rounds(self.algorithm, self.fed, self.state)
 
-    def _federation(self, min_replies: int | float | None) -> Federation:
+    def _federation(self, min_replies: int | float | None, ledger: Ledger | None = None) -> Federation:
         setup, rules = self.setup, self.setup.federation
         return Federation(
             setup.engine,
@@ -269,7 +285,7 @@ class Course:
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,
-            ledger=self.ledger,
+            ledger=self.ledger if ledger is None else ledger,
             memory=self._memory,
         )
 

@@ -12,11 +12,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ..engines import ClientStates
 from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
+from ..own import KEPT, own_part
 from ..problem import BilevelProblem, Flat, Problem
 from ..record import Checkpoint, RunFolder, flatten_state, summarise
 from ..spec import Spec, parse
+from ._course import CLIENTS
 
 Status = Literal["finished", "failed", "under way", "interrupted"]
 
@@ -96,6 +99,21 @@ class SavedRun:
         """y in the user's structure; the flat vector for a run of objects whose problem was not given."""
         return self.flat_y if self.problem is None else self._restored("y", self.problem.flat_y)
 
+    @cached_property
+    def own(self) -> dict[int, Any]:
+        """The own variables of the clients that have moved theirs, as pytrees, by the client's number.
+
+        They are those of the newest checkpoint. On a real federation they are at the sites, and none are here.
+        """
+        if self.problem is None:
+            raise SettingsError(
+                f"{self.folder} is a run of objects; own needs its problem: load_run(folder, problem=problem)"
+            )
+        part, states = own_part(self.problem), ClientStates(folder=self.folder / CLIENTS)
+        states.load(self._saved.clients)
+        kept = {client: states.read(client, self._clock).get(KEPT) for client in states}
+        return {i: part.unpadded(each) for i, each in kept.items() if part is not None and each is not None}
+
     def predict(self, inputs: Any) -> Any:
         """What the problem's `predict` says about rows of inputs, at the trained x and y."""
         problem = self.problem
@@ -132,6 +150,11 @@ class SavedRun:
                 "evaluate.checkpoint_every outer iterations and at its end"
             )
         return self._checkpoint
+
+    @property
+    def _clock(self) -> int:
+        """The clock of the newest checkpoint, before which the states of clients were kept."""
+        return Ledger.from_mapping(self._saved.ledger).clock
 
     def _every(self) -> int:
         """The outer iterations between two evaluations of a run of objects."""

@@ -21,11 +21,12 @@ from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
 from ..loggers import Logger, Logs, make_logger
 from ..names import address_of
+from ..own import own_part
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
 from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
-from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_feasible, check_parts
+from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_feasible, check_own, check_parts
 from ._course import Course, Setup
 from ._evaluation import available
 from ._watching import Observer, Result
@@ -102,6 +103,7 @@ def train(
         _check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, evaluation, budget)
     check_feasible(algorithm, problem)
+    check_own(algorithm, problem)
     if evaluation.train and measure_train is None:
         raise SettingsError(
             "evaluate.train = true is wrong: this problem has no measure of training rows; remove it, or give one "
@@ -153,8 +155,9 @@ def train(
         course.open(resume=resume, overwrite=overwrite, accept_change=accept_change)
         _carry_out(course, observers, on_divergence)
         summary = course.finish()
+        variables = course.own()  # before the engine is closed
     x, y = problem.flat_x.restore(course.state.x), problem.flat_y.restore(course.state.y)
-    return Result(None if folder is None else folder.path, summary, course.records, x, y)
+    return Result(None if folder is None else folder.path, summary, course.records, x, y, variables)
 
 
 def run(
@@ -287,7 +290,8 @@ def _plan(
     seed: int,
 ) -> Plan:
     """The plan of a run of objects, with the settings that TOML can express."""
-    sizes = {"size_x": task.problem.size_x, "size_y": task.problem.size_y}
+    sizes: dict[str, Any] = {"size_x": task.problem.size_x, "size_y": task.problem.size_y}
+    sizes |= {"own": str(part)} if (part := own_part(task.problem)) is not None else {}
 
     def values(changed: bool) -> dict[str, Any]:
         own = {"class": address_of(type(algorithm))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,17 @@ from ..errors import SettingsError
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder if it has one, its summary and history, and the final parameters as pytrees."""
+    """A finished run: its folder if it has one, its summary and history, and the final parameters as pytrees.
+
+    own   the own variables of every client, by its number; None if there are none, or they are at the sites
+    """
 
     folder: Path | None
     summary: dict[str, Any]
     history: list[dict[str, Any]]
     x: Any
     y: Any
+    own: Mapping[int, Any] | None = None
 
 
 def _elsewhere() -> tuple[Any, Any]:

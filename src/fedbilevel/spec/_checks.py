@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ..aggregate import AGGREGATORS, quorum
-from ..algorithms import Algorithm, Checked, Sampling
+from ..algorithms import ALGORITHMS, Algorithm, Checked, MovesOwn, Sampling
 from ..errors import SettingsError
 from ..feasible import regions_of
 from ..federation import cohort_size, needed
 from ..layers import AttackSettings
 from ..names import users_code
+from ..own import own_part
 from ..privacy import Privacy
 from ..problem import BilevelProblem
-from ..settings import named
+from ..settings import is_settings, named
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
 
@@ -63,6 +64,23 @@ def check_feasible(algorithm: Algorithm, problem: BilevelProblem) -> None:
         raise SettingsError(
             f"{type(algorithm).__name__} would not keep {bound}, because it does not project; use fbo-aggitd, "
             "fednest, lfednest or naive-itd (a method of your own that projects says so by projects = True)"
+        )
+
+
+def check_own(algorithm: Algorithm, problem: BilevelProblem) -> None:
+    """Raise if the clients of a problem have own variables, and the method does not move them, or the reverse."""
+    if own_part(problem) is None:
+        if isinstance(algorithm, MovesOwn) and algorithm.own_step is not None:
+            raise SettingsError(
+                f"algorithm.own_step = {algorithm.own_step} is wrong: the clients of this problem have no own "
+                "variables; remove it, or give them some: Problem(..., own=...)"
+            )
+    elif not isinstance(algorithm, MovesOwn):
+        settled = is_settings(type(algorithm))
+        name = named(ALGORITHMS, algorithm)["name"] if settled else type(algorithm).__name__
+        raise SettingsError(
+            f"algorithm.name = {name!r} is wrong: the clients of this problem have own variables, and it does not "
+            "move them; use fbo-aggitd or fednest, or put the variables into x"
         )
 
 

@@ -1,7 +1,7 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
 from ._loops import sgd, svrg, walk
-from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
+from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, W, X, Y, present
 from ._samples import (
     Chance,
     Chances,
@@ -39,6 +39,7 @@ __all__ = [
     "Step",
     "Stream",
     "Use",
+    "W",
     "X",
     "Y",
     "client_step",

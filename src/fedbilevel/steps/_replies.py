@@ -4,6 +4,7 @@
         q: Y                  a vector with the components of y, averaged over clients: a value or a direction
         y: Next[Y]            the new value of the vector y that the client was given
         momentum: Own[X]      kept by the client and given back to its next step; it is never sent
+        w: Own[W]             the new value of the client's own variables (`Problem.own`), which it keeps as well
 
 So the server can check a reply before it has seen another one, and everything that treats a client's contribution
 (clipping, noise, robust rules, attacks) knows what the contribution is: the field itself, or for `Next` the
@@ -32,6 +33,7 @@ class Form(Enum):
     SCALAR = "scalar"
     XY = "xy"  # a matrix with a row for each component of x and a column for each of y
     YY = "yy"  # a stack of matrices with rows and columns for the components of y
+    W = "w"  # the variables that belong to the client, as many as it has; they are never sent
 
     def shape(self, p: int, q: int) -> tuple[int, ...]:
         """The shape for p components of x and q of y; of a stack, that of one matrix."""
@@ -51,6 +53,7 @@ Y = Annotated[Array, Form.Y]
 Scalar = Annotated[Array, Form.SCALAR]
 XY = Annotated[Array, Form.XY]
 YY = Annotated[Array, Form.YY]
+W = Annotated[Array, Form.W]
 Next = Annotated[T, Role.NEXT]
 Own = Annotated[T, Role.OWN]
 
@@ -82,6 +85,11 @@ def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
             raise SettingsError(
                 f"step {step}: field {name} of its reply has no kind; annotate it with X, Y or Scalar, "
                 "with Next[...] around it if it is a vector's new value"
+            )
+        if form is Form.W and role is not Role.OWN:
+            raise SettingsError(
+                f"step {step}: field {name} of its reply has the client's own variables, which are never sent; "
+                "annotate it with Own[W]"
             )
         marked = next((note for note in notes if isinstance(note, Moves)), None)
         fields[name] = ReplyField(role, form, marked or _moved(name, role, form))

@@ -27,9 +27,9 @@ from ...rng import KEY_SIZE, Address, Keys, Kind
 from ...steps import PerClient, Step, find_step
 from .._base import Engine
 from .._call import Call, Held
-from .._expected import expect
 from .._replies import SHOWN
 from .._states import ClientStates
+from .._work import recalls
 from ..loop import Loop
 from ._audit import Audit
 from ._policy import Guard, SitePolicy
@@ -206,7 +206,7 @@ class Site:
 
     def _forgot(self, call: Call, kept: Any) -> bool:
         """Whether the step needs a state that the server knows of and the site has lost."""
-        if not isinstance(kept, int) or not expect(call, self._problem).asked:
+        if not isinstance(kept, int) or not recalls(call, self._problem):
             return False
         found = self._states.latest(call.clients[0], call.clock)
         return kept < call.clock and (found is None or found < kept)

@@ -18,9 +18,9 @@ from ...problem import BilevelProblem, Over
 from ...steps import PerClient
 from .._base import Capabilities
 from .._call import Call, Held
-from .._expected import expect
 from .._replies import Fault, Reason, Replies
 from .._states import ClientStates
+from .._work import recalls
 from ._actor import Part, Worker
 from ._extra import ray
 
@@ -135,11 +135,11 @@ class Ray:
     def _parts(self, call: Call) -> Iterator[Part]:
         size = -(-len(call.clients) // len(self.actors))
         versions = tuple((name, held.version) for name, held in call.held.items())
-        recalls = bool(expect(call, self.problem).asked) or call.keeps
+        needed = recalls(call, self.problem) or call.keeps
         for start in range(0, len(call.clients), size):
             asked = call.clients[start : start + size]
             full = asked + asked[-1:] * (size - len(asked))
-            states = {c: self._states.read(c, call.clock) for c in asked} if recalls else {}
+            states = {c: self._states.read(c, call.clock) for c in asked} if needed else {}
             states = {client: state for client, state in states.items() if state}
             chosen = call.constants, call.samples
             yield Part(call.step.address, call.address, full, len(asked), versions, *chosen, states)
