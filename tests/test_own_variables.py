@@ -18,6 +18,7 @@ from fedbilevel._probes import losses
 from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.own import KEPT, OwnPart
 from fedbilevel.steps import client_step
+from own_variables import alone
 from wires import Wires
 
 ROWS, D, RIDGE = (5, 7, 6), 3, 0.2
@@ -199,6 +200,13 @@ def test_bytes_do_not_depend_on_the_own_variables(clients: fb.ListedClients) -> 
         algorithm.step(fed, algorithm.init(problem, 3))
         books.append((fed.ledger.rounds, fed.ledger.bytes_up, fed.ledger.bytes_down))
     assert books[0] == books[1] == books[2]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_many_rows_has_the_same_bytes_with_and_without_weights() -> None:
+    plain, own = (alone(case, clients=3, rows=20, iterations=1) for case in ("none", "own"))
+    assert plain["bytes"] == own["bytes"] > 0 and plain["rounds"] == own["rounds"] == 13
+    assert 0.5 < own["auc"] <= 1.0
 
 
 def test_without_a_shared_x_nothing_of_x_is_sent_and_its_round_is_left_out(

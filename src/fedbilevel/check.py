@@ -113,11 +113,11 @@ def check(
     chosen = _chosen(clients.count) if client is None else (client,)
     check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
-    largest = clients.capacity if len(chosen) > 1 else None
     points = [(_near(problem.flat_x.vector, g), _near(problem.flat_y.vector, g))]
     u, v = _units(directions, problem.size_x, g), _units(directions, problem.size_y, g)
     points += [(_near(problem.flat_x.vector, g), _near(problem.flat_y.vector, g)) for _ in range(POINTS - 1)]
     compare = _comparison(problem, points, u, v, tolerance, seed)
+    largest = clients.capacity if len(chosen) > 1 else None
     found = list[list[Finding]]()
     for i in chosen:
         rows = clients.load(i)

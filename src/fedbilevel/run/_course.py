@@ -215,11 +215,9 @@ class Course:
         good, task, fed = self._good, self.setup.task, self.fed
         if own_part(task.problem) is not None:  # at its clock, clients have the own variables of the good state
             fed = self._federation(self.setup.federation.min_replies, Ledger.from_mapping(good.ledger))
-        L, moved = (
-            largest_curvature(fed, good.state, self._probed, self.setup.seed),
-            self.iteration > good.iteration,
-        )
-        return suspect(self.algorithm, error, L, moved, task.clients.count, shared=task.problem.size_x > 0)
+        L = largest_curvature(fed, good.state, self._probed, self.setup.seed)
+        shared, moved = task.problem.size_x > 0, self.iteration > good.iteration
+        return suspect(self.algorithm, error, L, moved, task.clients.count, shared)
 
     def go_back(self, error: Diverged, found: Suspect | None) -> bool:
         """Return to the last good state with the value to try; False if that would not help."""
