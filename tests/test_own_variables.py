@@ -17,6 +17,7 @@ import fedbilevel as fb
 from fedbilevel._probes import losses
 from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.own import KEPT, OwnPart
+from fedbilevel.privacy import local_epsilon
 from fedbilevel.steps import client_step
 from own_variables import alone
 from wires import Wires
@@ -228,6 +229,8 @@ def test_an_empty_x_is_no_upload_of_a_private_run(
     privacy, algorithm = {"mode": "central", "noise": 1.0, "clip": 1.0}, method(estimator="summed")
     result = fb.train(problem, clients, algorithm, stop={"iterations": 1}, privacy=privacy, engine=loop)
     assert [entry["vectors"] for entry in result.summary["privacy"]["uploads"]] == [4], "q, z, y, and z"
+    expected = local_epsilon(4, 1.0, result.summary["privacy"]["delta"])
+    assert result.summary["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-4), "without amplification"
 
 
 # -------------------------------------------------------------------------------------------------- kept and found

@@ -87,7 +87,9 @@ class Course:
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
         self.ended_early = False
-        self._accountant = None if setup.privacy.mode is None else Accountant(setup.privacy)
+        self._remember = own_part(setup.task.problem) is not None
+        private = setup.privacy.mode is not None
+        self._accountant = Accountant(setup.privacy, remember=self._remember) if private else None
         self._writes, self._compilations = folder is not None and processes.is_first(), compilations
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
@@ -155,7 +157,7 @@ class Course:
         if processes.are_several():  # only the first process has read the files
             lines = processes.from_first(lambda: books.lines)
             books = books if processes.is_first() else Books(name=self.setup.name, lines=lines)
-        self._accountant = Accountant(self.setup.privacy, books)
+        self._accountant = Accountant(self.setup.privacy, books, remember=self._remember)
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
         """Continue from the states that clients kept.
