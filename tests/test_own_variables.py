@@ -17,7 +17,9 @@ import fedbilevel as fb
 from fedbilevel._probes import losses
 from fedbilevel.engines.flare import Flare, Site
 from fedbilevel.own import KEPT, OwnPart
+from fedbilevel.privacy import CohortUploads, Privacy, local_epsilon, spent_epsilon
 from fedbilevel.steps import client_step
+from own_variables import alone
 from wires import Wires
 
 ROWS, D, RIDGE = (5, 7, 6), 3, 0.2
@@ -201,6 +203,13 @@ def test_bytes_do_not_depend_on_the_own_variables(clients: fb.ListedClients) -> 
     assert books[0] == books[1] == books[2]
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_many_rows_has_the_same_bytes_with_and_without_weights() -> None:
+    plain, own = (alone(case, clients=3, rows=20, iterations=1) for case in ("none", "own"))
+    assert plain["bytes"] == own["bytes"] > 0 and plain["rounds"] == own["rounds"] == 13
+    assert 0.5 < own["auc"] <= 1.0
+
+
 def test_without_a_shared_x_nothing_of_x_is_sent_and_its_round_is_left_out(
     problem: fb.Problem, loop: fb.Loop
 ) -> None:
@@ -214,12 +223,14 @@ def test_without_a_shared_x_nothing_of_x_is_sent_and_its_round_is_left_out(
     assert fed.own is not None and float(np.abs(fed.own[1]["rows"] - 0.5).max()) > 0
 
 
-def test_an_empty_x_is_no_upload_of_a_private_run(
+def test_an_empty_x_is_no_upload_of_a_private_run_and_clients_that_remember_are_not_amplified(
     problem: fb.Problem, clients: fb.ListedClients, loop: fb.Loop
 ) -> None:
-    privacy, algorithm = {"mode": "central", "noise": 1.0, "clip": 1.0}, method(estimator="summed")
+    privacy, algorithm = {"mode": "central", "noise": 20.0}, method(estimator="summed", participation=1)
     result = fb.train(problem, clients, algorithm, stop={"iterations": 1}, privacy=privacy, engine=loop)
     assert [entry["vectors"] for entry in result.summary["privacy"]["uploads"]] == [4], "q, z, y, and z"
+    assert result.summary["privacy"]["epsilon"] == pytest.approx(local_epsilon(4, 20.0, 1e-5), rel=1e-4)
+    assert spent_epsilon(Privacy(mode="central", noise=20.0), {CohortUploads(1, 4): 1}, 3) < 0.5, "amplified"
 
 
 # -------------------------------------------------------------------------------------------------- kept and found

@@ -46,6 +46,7 @@ from fedbilevel.privacy._accounting import ORDERS, _epsilon
 from fedbilevel.problem import Task
 from fedbilevel.rng import Address, Kind
 from fedbilevel.spec import parse
+from own_steps import momentum
 
 QUIET = 1e-12  # a noise that is none, to see the clipping alone
 SECRET = Secret(bytes(range(32)))
@@ -318,6 +319,21 @@ def test_another_cohort_is_another_sample() -> None:
         for _ in range(rounds):
             cohort.round(answer, y=SENT)
     assert accountant.releases == {CohortUploads(4, 2): 1, CohortUploads(4, 6): 1}
+
+
+def test_clients_that_keep_something_get_no_credit_for_the_draw_of_cohorts() -> None:
+    """Until a step keeps something, the cohort amplifies; then epsilon is that of a client in every cohort."""
+    privacy, place = Privacy(mode="central", noise=20.0), Address(0, Kind.ROUND, 0)
+    accountant = Accountant(privacy)
+    for step, amplified in ((answer, True), (momentum, False)):
+        call = Call(step=step, address=place, clients=(3, 5))
+        assert call.keeps is not amplified
+        accountant.book(call, 0, 2, Reply(jnp.zeros(1), jnp.zeros(1)))
+        uploads = sum(
+            key.vectors * n for key, n in accountant.books.cohorts.items() if isinstance(key, CohortUploads)
+        )
+        alone = local_epsilon(uploads, 20.0, privacy.delta)
+        assert (accountant.epsilon(100) < alone) is amplified
 
 
 def test_without_a_mode_nothing_is_clipped_or_booked(tmp_path: Path) -> None:

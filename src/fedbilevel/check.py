@@ -115,7 +115,6 @@ def check(
     chosen = _chosen(clients.count) if client is None else (client,)
     check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
-    largest = clients.capacity if len(chosen) > 1 else None
 
     def point() -> tuple[Array, Array]:
         regions = problem.regions
@@ -125,6 +124,7 @@ def check(
     u, v = _units(directions, problem.size_x, g), _units(directions, problem.size_y, g)
     points += [point() for _ in range(POINTS - 1)]
     compare = _comparison(problem, points, u, v, tolerance, seed)
+    largest = clients.capacity if len(chosen) > 1 else None
     found = list[list[Finding]]()
     for i in chosen:
         rows = clients.load(i)

@@ -32,11 +32,15 @@ ORDERS = (1.1, 1.25, 1.5, *FINE, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40,
 
 
 class Accountant:
-    """Books the uploads of a private federation, and computes the epsilon that they have spent."""
+    """Books the uploads of a private federation, and computes the epsilon that they have spent.
 
-    def __init__(self, privacy: Privacy, books: Books | None = None) -> None:
+    remember   whether clients remember something between cohorts, such as own variables; amplification by cohorts
+               is not used then. A step whose clients keep something sets it too
+    """
+
+    def __init__(self, privacy: Privacy, books: Books | None = None, *, remember: bool = False) -> None:
         accounting()  # raises if the library is missing, before anything is uploaded
-        self.privacy, self.books = privacy, Books() if books is None else books
+        self.privacy, self.books, self._remember = privacy, Books() if books is None else books, remember
 
     def book(self, call: Call, drawn: int, vectors: int, result: Any) -> None:
         """Book a round whose cohort was drawn in the round `drawn`, before its result is used.
@@ -45,6 +49,7 @@ class Accountant:
         replies.
         """
         local = self.privacy.mode == "local"
+        self._remember = self._remember or call.keeps
         if result is None and not local:
             return
         release = secrets.token_hex(32) if result is None else _digest(call, result)
@@ -57,14 +62,18 @@ class Accountant:
 
     def epsilon(self, clients: int) -> float:
         """ε at δ of all that is booked, for a federation with this number of registered clients."""
-        return spent_epsilon(self.privacy, self.releases, clients)
+        return spent_epsilon(self.privacy, self.releases, clients, self._remember)
 
 
-def spent_epsilon(privacy: Privacy, releases: Mapping[Release, int], clients: int) -> float:
+def spent_epsilon(
+    privacy: Privacy, releases: Mapping[Release, int], clients: int, remember: bool = False
+) -> float:
     """ε at δ of these uploads of a federation with this number of registered clients.
 
     With central privacy it is the smaller one of two bounds. The first uses the amplification by cohorts, by Rényi
-    accounting. The second assumes that every client was in every cohort, and is exact for that case.
+    accounting. The second assumes that every client was in every cohort, and is exact for that case. If clients
+    remember, it is the second one: what a client uploads then depends on the cohorts that it was in, and the
+    theorems on amplification do not allow that.
     """
     if not releases:
         return 0.0
@@ -78,7 +87,7 @@ def spent_epsilon(privacy: Privacy, releases: Mapping[Release, int], clients: in
     everywhere = local_epsilon(
         sum(vectors * count for _, _, vectors, count in spent), privacy.noise, privacy.delta
     )
-    if all(cohort >= clients for _, cohort, _, _ in spent):
+    if remember or all(cohort >= clients for _, cohort, _, _ in spent):
         return everywhere
     return min(everywhere, _epsilon(spent, privacy.noise / 2, privacy.delta))
 

@@ -86,7 +86,9 @@ class Course:
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
         self.ended_early = False
-        self._accountant = None if setup.privacy.mode is None else Accountant(setup.privacy)
+        self._remember = own_part(setup.task.problem) is not None
+        private = setup.privacy.mode is not None
+        self._accountant = Accountant(setup.privacy, remember=self._remember) if private else None
         self._writes, self._compilations = folder is not None and processes.is_first(), compilations
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
@@ -154,7 +156,7 @@ class Course:
         if processes.are_several():  # only the first process has read the files
             lines = processes.from_first(lambda: books.lines)
             books = books if processes.is_first() else Books(name=self.setup.name, lines=lines)
-        self._accountant = Accountant(self.setup.privacy, books)
+        self._accountant = Accountant(self.setup.privacy, books, remember=self._remember)
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
         """Continue from the states that clients kept.
@@ -214,11 +216,9 @@ class Course:
         good, task, fed = self._good, self.setup.task, self.fed
         if own_part(task.problem) is not None:  # at its clock, clients have the own variables of the good state
             fed = self._federation(self.setup.federation.min_replies, Ledger.from_mapping(good.ledger))
-        L, moved = (
-            largest_curvature(fed, good.state, self._probed, self.setup.seed),
-            self.iteration > good.iteration,
-        )
-        return suspect(self.algorithm, error, L, moved, task.clients.count, shared=task.problem.size_x > 0)
+        L = largest_curvature(fed, good.state, self._probed, self.setup.seed)
+        shared, moved = task.problem.size_x > 0, self.iteration > good.iteration
+        return suspect(self.algorithm, error, L, moved, task.clients.count, shared)
 
     def go_back(self, error: Diverged, found: Suspect | None) -> bool:
         """Return to the last good state with the value to try; False if that would not help."""
