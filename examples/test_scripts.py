@@ -1,0 +1,55 @@
+"""Every example runs, and its numbers are those that README.md in this folder has. `make examples` runs this file.
+
+Figures are left in runs/examples. Tolerances are wide enough for another machine, and narrow enough that a method
+which does not work fails.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+Play = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """Run a script as `python examples/NAME.py` would, and return its variables."""
+    matplotlib.use("Agg")
+
+    def run(name: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [name])
+        found = runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+        (figure,) = found["out"].glob("*.png")
+        assert figure.stat().st_size < 60_000
+        return found
+
+    yield run
+    plt.close("all")
+
+
+def test_ridge_agrees_with_the_exact_hypergradient_and_comes_close_to_the_exact_minimum(play: Play) -> None:
+    found = play("ridge")
+    assert found["hypergradient_error"] < 1e-3
+    start = float(found["outer"](found["start"]))
+    assert 0 <= found["reached"] - found["minimum"] < 0.05 * (start - found["minimum"])
+    assert found["result"].summary["rounds"] == 1150
+    errors = found["errors"]
+    assert errors["RidgeCV"] < errors["bilevel, federated"] < errors["no penalty"]
+
+
+def test_client_weights_tell_good_clients_from_bad_ones(play: Play) -> None:
+    found = play("client_weights")
+    good, weights = found["good"], np.asarray(found["weights"])
+    assert weights[good].min() > 0.9 and weights[~good].max() < 0.1
+    ours, oracle, *others = found["accuracies"].values()
+    assert abs(ours - oracle) < 0.01 and ours > max(others) + 0.03
