@@ -1,8 +1,8 @@
 """A weight for each client, where the labels of some clients are random.
 
-Twelve clients share scikit-learn's digits. Six of them have random labels, and nobody knows which. Every client also
-has six rows whose labels were checked by hand. A classifier y is trained on the unchecked rows, where the rows of
-client i count with the weight w_i. The weights x serve the loss on the checked rows.
+Twelve clients share scikit-learn's digits. Six of them have random labels, and nobody knows which. Every client
+also has six rows whose labels were checked by hand. A classifier y is trained on the unchecked rows, where the rows
+of client i count with the weight w_i. The weights x serve the loss on the checked rows.
 """
 
 import jax
@@ -27,9 +27,8 @@ pixels, labels = pixels[order] / 16 - 0.3, labels[order]
 
 
 def rows(client, start, count):
-    return {"pixels": pixels[start : start + count], "client": np.full(count, client)}, labels[
-        start : start + count
-    ]
+    at = slice(start, start + count)
+    return {"pixels": pixels[at], "client": np.full(count, client)}, labels[at]
 
 
 unchecked = [rows(client, client * ROWS, ROWS) for client in range(CLIENTS)]
@@ -57,16 +56,8 @@ problem = fb.Problem(
     upper=lambda x, y, batch: batch.mean(losses(y, batch)),
     metrics=lambda x, y, batch: {"accuracy": batch.mean((batch.inputs["pixels"] @ y).argmax(-1) == batch.targets)},
 )
-method = fb.AggITD(
-    estimator="summed",
-    N=10,
-    alpha=50.0,
-    beta=0.7,
-    lam=0.7,
-    lower_steps=1,
-    batch_zeta_local="full",
-    participation=1.0,
-)
+steps = dict(alpha=50.0, beta=0.7, lam=0.7, lower_steps=1, batch_zeta_local="full")
+method = fb.AggITD(N=10, estimator="summed", participation=1.0, **steps)
 result = fb.train(problem, clients, method, stop={"iterations": 40}, evaluate={"every": 5}, test=test)
 weights = jax.nn.sigmoid(result.x)
 
@@ -88,9 +79,8 @@ accuracies = {
     "the checked rows alone": accuracy(checked),
 }
 tell("Accuracy on the test rows", accuracies)
-print(
-    f"weights of good clients: {np.sort(weights[good]).round(2)}, of the others: {np.sort(weights[~good]).round(2)}"
-)
+print("weights of the good clients:", np.sort(weights[good]).round(2))
+print("weights of the others:      ", np.sort(weights[~good]).round(2))
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 at = np.arange(CLIENTS)

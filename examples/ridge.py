@@ -1,8 +1,8 @@
 """Ridge regression with a penalty for each feature, beside the exact answer.
 
 Five clients share scikit-learn's diabetes data. The coefficients y are fitted on each client's lower rows, and the
-penalties x are judged on its upper rows. Everything here has a closed form, so the hypergradient and the minimum that
-the federation finds are compared with the true ones.
+penalties x are judged on its upper rows. Everything here has a closed form, so the hypergradient and the minimum
+that the federation finds are compared with the true ones.
 """
 
 import jax
@@ -75,10 +75,9 @@ ways = {
 errors = {name: float(np.mean((test[0] @ y - test[1]) ** 2)) for name, y in ways.items()}
 tell("Mean squared error on the test rows", errors, min)
 print(f"relative error of the hypergradient: {hypergradient_error:.1e}")
-print(
-    f"outer loss: {outer(start):.5f} at the start, {reached:.5f} after {result.summary['rounds']} rounds, ", end=""
-)
-print(f"{minimum:.5f} at the exact minimum")
+print(f"outer loss at the start: {outer(start):.5f}")
+print(f"outer loss after {result.summary['rounds']} rounds: {reached:.5f}")
+print(f"outer loss at the exact minimum: {minimum:.5f}")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 records = result.history[1:]  # the first one is at y = 0
