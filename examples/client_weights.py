@@ -1,7 +1,7 @@
 """A weight for each client, where the labels of some clients are random.
 
 Twelve clients share scikit-learn's digits. Six of them have random labels, and nobody knows which. Every client
-also has six rows whose labels were checked by hand. A classifier y is trained on the unchecked rows, where the rows
+also has six rows whose labels were checked by hand. A classifier y is trained on the unchecked rows, where those
 of client i count with the weight w_i. The weights x serve the loss on the checked rows.
 """
 

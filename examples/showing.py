@@ -16,10 +16,16 @@ def folder(name):
 
 
 def tell(what, values, best=max):
-    """Print a number for each way; the first line says which one is best."""
-    print(f"{what}: the best is {best(values, key=values.get)}")
-    for name, value in sorted(values.items(), key=lambda pair: pair[1], reverse=best is max):
-        print(f"  {value:8.4f}  {name}")
+    """Print a number for each way, the best one first; the first line says which ways are ahead of ours.
+
+    Ours is the first of the ways.
+    """
+    ranked = sorted(values, key=values.get, reverse=best is max)
+    ours = next(iter(values))
+    ahead = " and ".join(ranked[: ranked.index(ours)])
+    print(f"{what}: {ours} is behind {ahead}" if ahead else f"{what}: {ours} is best")
+    for name in ranked:
+        print(f"  {values[name]:8.4f}  {name}")
 
 
 def bars(axes, title, accuracies):

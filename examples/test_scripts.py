@@ -53,3 +53,10 @@ def test_client_weights_tell_good_clients_from_bad_ones(play: Play) -> None:
     assert weights[good].min() > 0.9 and weights[~good].max() < 0.1
     ours, oracle, *others = found["accuracies"].values()
     assert abs(ours - oracle) < 0.01 and ours > max(others) + 0.03
+
+
+def test_hyper_cleaning_finds_the_wrong_labels_and_beats_what_does_not_look_for_them(play: Play) -> None:
+    found = play("hyper_cleaning")
+    assert found["precision"] > 0.9 and found["recall"] > 0.8
+    ours, oracle, agreement, *others = found["accuracies"].values()
+    assert max(others) + 0.02 < ours < oracle and abs(ours - agreement) < 0.02
