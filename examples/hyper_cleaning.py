@@ -80,9 +80,8 @@ controls = {
 accuracies = {"bilevel": float(result.history[-1]["accuracy"])}
 accuracies |= {name: float(trained(at).score(pixels[test], labels[test])) for name, at in controls.items()}
 tell("Accuracy on the test rows", accuracies)
-print(
-    f"of the rows with a weight below 1/2, {precision:.1%} are wrong; of the wrong rows, {recall:.1%} are among them"
-)
+print(f"of the rows with a weight below 1/2, {precision:.1%} are wrong")
+print(f"of the wrong rows, {recall:.1%} have a weight below 1/2")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 colours, kinds = ["tab:blue", "tab:red"], ["label is right", "label is wrong"]

@@ -60,3 +60,17 @@ def test_hyper_cleaning_finds_the_wrong_labels_and_beats_what_does_not_look_for_
     assert found["precision"] > 0.9 and found["recall"] > 0.8
     ours, oracle, agreement, *others = found["accuracies"].values()
     assert max(others) + 0.02 < ours < oracle and abs(ours - agreement) < 0.02
+
+
+def test_logistic_regression_with_one_client_comes_close_to_the_exact_minimum(play: Play) -> None:
+    found = play("logistic")
+    begun, reached, minimum = found["begun"], found["reached"], found["minimum"]
+    assert 0 <= reached - minimum < 0.05 * (begun - minimum)
+    ours, exact, validated, start = found["errors"].values()
+    assert validated < exact < ours < 0.9 * start
+
+
+def test_a_network_of_ones_own_learns_a_body_that_beats_no_body_and_a_random_one(play: Play) -> None:
+    found = play("network")
+    ours, together, *others = found["accuracies"].values()
+    assert ours > 0.94 and ours > max(others) + 0.01 and abs(ours - together) < 0.03
