@@ -1,8 +1,8 @@
 """The problem of tabular.py and federation.py: three hospitals, each with a table that does not leave the house.
 
 A row is a patient, and `benign` is what is to be predicted. The tables also have columns that say nothing about a
-patient, as exports of real systems do. The lower variables y are the coefficients of a logistic regression, and x has a
-penalty for each column.
+patient, as exports of real systems do. The lower variables y are the coefficients of a logistic regression, and x
+has a penalty for each column.
 """
 
 import csv
@@ -59,9 +59,13 @@ def penalties(x):
     return 0.002 + 0.5 * jax.nn.sigmoid(x)
 
 
+def standard(inputs):
+    usual, spread = np.array([USUAL.get(column, (50.0, 29.0)) for column in COLUMNS], np.float32).T
+    return (inputs - usual) / spread
+
+
 def scores(y, inputs):
-    usual, spread = np.array([USUAL.get(column, (50.0, 29.0)) for column in COLUMNS]).T
-    return (inputs - usual) / spread @ y["slopes"] + y["bias"]
+    return standard(inputs) @ y["slopes"] + y["bias"]
 
 
 def loss(y, batch):
@@ -75,13 +79,16 @@ def problem():
         y={"slopes": jnp.zeros(len(COLUMNS)), "bias": jnp.zeros(())},
         lower=lambda x, y, b: loss(y, b) + 0.5 * penalties(x) @ y["slopes"] ** 2 + 0.001 * y["bias"] ** 2,
         upper=lambda x, y, b: loss(y, b),
-        metrics=lambda x, y, b: {"test_accuracy": b.mean((scores(y, b.inputs) > 0) == b.targets), "test_loss": loss(y, b)},
+        metrics=lambda x, y, b: {"test_loss": loss(y, b)},
         predict=lambda x, y, inputs: jax.nn.sigmoid(scores(y, inputs)),
     )
 
 
+def read(folder, name):
+    """The rows of a hospital, as its site reads them: a pair (lower, upper)."""
+    return load_site(Path(folder, name, "site.toml")).data
+
+
 def make(folder):
-    """The task of a spec: the rows are read by the sites' own files."""
-    made = problem()
-    sites = [load_site(Path(folder, name, "site.toml")).data for name in HOSPITALS]
-    return fb.Task(made, fb.clients_from([(site.lower, site.upper) for site in sites]))
+    """The task of a spec."""
+    return fb.Task(problem(), fb.clients_from([tuple(read(folder, name)) for name in HOSPITALS]))

@@ -28,11 +28,10 @@ def tell(what, values, best=max):
         print(f"  {values[name]:8.4f}  {name}")
 
 
-def bars(axes, title, accuracies):
-    """Draw the accuracy of each way, the first one, which is ours, in blue."""
-    names, values = list(accuracies), list(accuracies.values())
-    drawn = axes.barh(names, values, color=["tab:blue", *["silver"] * (len(names) - 1)])
-    axes.bar_label(drawn, [f"{value:.1%}" for value in values], padding=3)
+def bars(axes, title, values, shown="{:.1%}"):
+    """Draw a bar for each way, the first one, which is ours, in blue."""
+    drawn = axes.barh(list(values), list(values.values()), color=["tab:blue", *["silver"] * (len(values) - 1)])
+    axes.bar_label(drawn, [shown.format(value) for value in values.values()], padding=3)
     axes.invert_yaxis()
-    axes.set(title=title, xlim=(0, 1.2), xticks=[])
+    axes.set(title=title, xlim=(0, 1.2 * max(values.values())), xticks=[])
     axes.spines[["top", "right", "bottom"]].set_visible(False)

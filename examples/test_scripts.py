@@ -82,3 +82,21 @@ def test_the_penalties_of_words_find_those_that_mislead(play: Play) -> None:
     sections, penalties = np.isin(found["words"], found["SECTIONS"]), np.asarray(found["found"])
     assert np.median(penalties[sections]) > 5 * np.median(penalties[~sections])
     assert sections[penalties.argmax()]
+
+
+def test_three_tables_are_read_from_their_files_and_are_worth_more_together_than_alone(play: Play) -> None:
+    found = play("tabular")
+    ours, _, pooled, *alone = found["errors"].values()
+    assert ours < min(alone) and ours < pooled + 0.005
+    assert len(list(found["out"].glob("*/rows.csv"))) == 4
+    largest = np.array(found["COLUMNS"])[np.argsort(-np.asarray(found["found"]))]
+    assert set(largest[:3]) <= set(found["IDLE"])
+
+
+def test_a_real_federation_of_three_sites_is_its_simulation_bit_for_bit(play: Play) -> None:
+    pytest.importorskip("nvflare")
+    found = play("federation")
+    assert found["difference"] == 0.0
+    assert found["real"].status == "finished" and found["real"].summary["rounds"] == 104
+    losses = [record["upper_loss"] for record in found["real"].history[1:]]
+    assert losses[-1] < 0.98 * losses[0]
