@@ -22,8 +22,8 @@ def tell(what, values, best=max):
     """
     ranked = sorted(values, key=values.get, reverse=best is max)
     ours = next(iter(values))
-    ahead = " and ".join(ranked[: ranked.index(ours)])
-    print(f"{what}: {ours} is behind {ahead}" if ahead else f"{what}: nothing is ahead of {ours}")
+    ahead = " and ".join(f"'{name}'" for name in ranked[: ranked.index(ours)])
+    print(f"{what}: '{ours}' is behind {ahead or 'nothing'}")
     for name in ranked:
         print(f"  {values[name]:8.4f}  {name}")
 
