@@ -9,7 +9,7 @@ PIP := --quiet --disable-pip-version-check
 # Two workers; the tests of a file stay together, as they share what they set up.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast check lint coverage bench lock clean
+.PHONY: demo test test-fast examples check lint coverage bench lock clean
 
 demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
@@ -19,6 +19,9 @@ test: $(READY)  ## all tests
 
 test-fast: $(READY)  ## the tests without those that start federations and clusters, for daily work
 	$(BIN)/python -m pytest $(TWO) -m "not slow"
+
+examples: $(READY)  ## the scripts of examples/ with checks of their numbers; figures in runs/examples
+	$(BIN)/python -m pytest examples
 
 check: lint coverage  ## ruff, mypy strict, and the tests with their coverage
 

@@ -20,6 +20,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ROOMS = [
     "__main__",
     "cli",
+    "templates",
     "bench",
     "federate",
     "studies",

@@ -18,6 +18,7 @@ from .after import compare_command, export_command, show_command
 from .bench import bench_command
 from .data import data_app
 from .federation import audit_command, federate_command, server_command, site_command
+from .new import new_command
 from .runs import check_command, run_command
 from .shared import err
 from .studies import reproduce_command, theory_command, tune_command
@@ -26,6 +27,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bilevel optimisation.")
 # `fedbilevel --help` lists the commands in this order.
+app.command("new")(new_command)
 app.command("run")(run_command)
 app.command("show")(show_command)
 app.command("export")(export_command)
