@@ -24,6 +24,7 @@ ROOMS = [
     "federate",
     "studies",
     "run",
+    "advisor",
     "loggers",
     "report",
     "spec",

@@ -1,5 +1,6 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
+from .advisor import Advice, Diagnosis, diagnose
 from .agents import Agents
 from .aggregate import (
     Bucketing,
@@ -60,13 +61,15 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import Inverse, Moves
+from .stepsizes import AUTO, Inverse, LowerRounds, Moves, Terms, automatic
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AUTO",
     "MADSBO",
     "Accountant",
+    "Advice",
     "Agents",
     "AggITD",
     "Algorithm",
@@ -87,6 +90,7 @@ __all__ = [
     "CorruptData",
     "DataUnavailable",
     "Dataset",
+    "Diagnosis",
     "Diverged",
     "Draw",
     "Engine",
@@ -108,6 +112,7 @@ __all__ = [
     "LoggedRun",
     "Logger",
     "Loop",
+    "LowerRounds",
     "Median",
     "Moves",
     "MultiKrum",
@@ -141,15 +146,18 @@ __all__ = [
     "StorageError",
     "Stream",
     "Task",
+    "Terms",
     "TooFewReplies",
     "TrimmedMean",
     "UnknownName",
     "X",
     "Y",
     "about",
+    "automatic",
     "check",
     "client_step",
     "clients_from",
+    "diagnose",
     "gather_by",
     "load_run",
     "load_spec",

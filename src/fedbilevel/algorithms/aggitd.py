@@ -28,7 +28,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
-from ..stepsizes import Moves
+from ..stepsizes import Moves, Terms, automatic
 from .local import AveragedHypergradient, LowerWork, State, lower_steps
 
 
@@ -80,8 +80,15 @@ def descend(
 class AggITD(LowerWork, AveragedHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1
-    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+    N: Annotated[
+        Count,
+        Terms(1),
+        automatic,
+        about("lower rounds per outer iteration, and the length of the Hessian product"),
+    ] = 1
+    lam: Annotated[Positive, Moves.PRODUCT, automatic, about("step λ of the Hessian product; at most 1/L_g")] = (
+        0.01
+    )
     estimator: Annotated[
         Literal["sampled", "summed"], about("sampled: the paper's random Q; summed: its mean over Q")
     ] = "sampled"

@@ -32,7 +32,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
-from ..stepsizes import Moves
+from ..stepsizes import LowerRounds, Moves, Terms, automatic
 from .local import AveragedHypergradient, LowerWork, State
 
 
@@ -67,10 +67,13 @@ def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> Hessi
 class FedNest(LowerWork, AveragedHypergradient):
     """FedNest: the AID-based hypergradient, in a separate communication loop."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration")] = 1
-    T: Annotated[Count, about("rounds of the Hessian loop")] = 5
+    N: Annotated[Count, LowerRounds(), automatic, about("lower rounds per outer iteration")] = 1
+    T: Annotated[Count, Terms(0), automatic, about("rounds of the Hessian loop")] = 5
     lam: Annotated[
-        Positive, Moves.PRODUCT, about("step λ of the Hessian product; released_code uses alpha instead")
+        Positive,
+        Moves.PRODUCT,
+        automatic,
+        about("step λ of the Hessian product; released_code uses alpha instead"),
     ] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("paper mode, sampled: p at the random T'; summed: its mean over T'")

@@ -19,7 +19,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
-from ..stepsizes import Moves
+from ..stepsizes import Moves, automatic
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -122,7 +122,7 @@ class LocalWork:
 class LowerWork(LocalWork):
     """One-Round-Lower: local steps on the lower loss, and the gradient q that corrects them."""
 
-    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.003
+    beta: Annotated[Positive, Moves.LOWER, automatic, about("lower step size β")] = 0.003
     lower_solver: Annotated[
         Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
     ] = "svrg"
@@ -165,7 +165,7 @@ class LowerWork(LocalWork):
 class UpperWork(LocalWork):
     """One-Round-Upper: local steps on the upper loss."""
 
-    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
+    alpha: Annotated[Positive, Moves.UPPER, automatic, about("upper step size α")] = 0.01
     upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
     batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
 

@@ -10,6 +10,7 @@ from ..layers import AttackSettings
 from ..names import users_code
 from ..privacy import Privacy
 from ..settings import named
+from ..stepsizes import automatic_settings
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
 
@@ -49,6 +50,12 @@ def check_parts(
         )
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
+    for name in automatic_settings(algorithm) if privacy.mode is not None else ():
+        raise SettingsError(
+            f"algorithm.{name} = 'auto' is wrong with privacy.mode = {privacy.mode!r}: the measurement that finds "
+            "it would release more than the accountant expects; give a number (fedbilevel diagnose on public data "
+            "recommends one)"
+        )
     evaluate.check(privacy)
     stop.check()
 

@@ -1,0 +1,8 @@
+"""An advisor for step sizes: what to set them to, what the present ones cost, and values that are "auto"."""
+
+from ._auto import Automatics, Change
+from ._diagnose import Diagnosis, diagnose
+from ._lanczos import Spectrum
+from ._values import Advice
+
+__all__ = ["Advice", "Automatics", "Change", "Diagnosis", "Spectrum", "diagnose"]
