@@ -535,8 +535,8 @@ class Scaled(AggITD):
 
     factor: Annotated[float, fb.about("what the hypergradient's solution is multiplied by")] = 1.0
 
-    def improve(self, fed: Federation, p: Array) -> Array:
-        return super().improve(fed, self.factor * p)
+    def improve(self, fed: Federation, s: Any, p: Array) -> Any:
+        return super().improve(fed, s, self.factor * p)
 
 
 def problem_and_clients() -> tuple[fb.Problem, fb.Clients]:

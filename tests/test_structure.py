@@ -47,6 +47,7 @@ ROOMS = [
     "models",
     "_fitting",
     "problem",
+    "feasible",
     "_derivatives",
     "oracle",
     "batch",

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedbilevel.algorithms import AggITD
+from fedbilevel.algorithms.local import State
 from fedbilevel.engines import Simulation
 from fedbilevel.errors import SettingsError
 from fedbilevel.federation import Federation
@@ -226,7 +227,8 @@ def test_dense_arithmetic_is_the_federations() -> None:
         np.testing.assert_allclose(end, drawn.y[0, -1], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(p, expected[Q], rtol=1e-5, atol=1e-5)
         moved = x - lower_map(J[:, :3, :3], dials.alpha, dials.tau) @ (direct - expected[Q] @ B.mean(0))
-        np.testing.assert_allclose(algorithm.improve(fed, p), moved, rtol=1e-5, atol=1e-5)
+        there = State(jnp.asarray(x, jnp.float32), end)
+        np.testing.assert_allclose(algorithm.improve(fed, there, p).x, moved, rtol=1e-5, atol=1e-5)
 
 
 def test_dense_runs_are_the_federations_within_noise() -> None:

@@ -45,8 +45,9 @@ def test_a_trace_has_the_rounds_and_the_vectors_that_the_ledger_booked(quadratic
 def traced_iteration(method: AggITD, task: Any, Q: int) -> list[TracedRound]:
     engine = Traced(Simulation(task.problem, task.clients, devices=1))
     fed = Federation(engine).cohort(method.participation)
-    fed.hold(x=task.problem.flat_x.vector)
-    method.improve(fed, method.estimate(fed, task.problem.flat_y.vector, Q)[1])
+    start = method.init(task.problem)
+    fed.hold(x=start.x)
+    method.improve(fed, *method.lower_part(fed, start, Q))
     return engine.noted
 
 

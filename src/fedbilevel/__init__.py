@@ -32,6 +32,7 @@ from .errors import (
     TooFewReplies,
     UnknownName,
 )
+from .feasible import Ball, Box, Constrained, Region, Regions, Simplex, regions_of
 from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
@@ -61,7 +62,7 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import AUTO, Inverse, LowerRounds, Moves, Terms, automatic
+from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 
 __version__ = "0.1.0"
 
@@ -74,8 +75,10 @@ __all__ = [
     "AggITD",
     "Algorithm",
     "Attack",
+    "Ball",
     "Batch",
     "BilevelProblem",
+    "Box",
     "Bucketing",
     "Call",
     "Capabilities",
@@ -87,6 +90,7 @@ __all__ = [
     "ClientSize",
     "ClientStates",
     "Clients",
+    "Constrained",
     "CorruptData",
     "DataUnavailable",
     "Dataset",
@@ -114,6 +118,7 @@ __all__ = [
     "Loop",
     "LowerRounds",
     "Median",
+    "Momentum",
     "Moves",
     "MultiKrum",
     "NaiveITD",
@@ -131,6 +136,8 @@ __all__ = [
     "Quadratic",
     "Reason",
     "Refused",
+    "Region",
+    "Regions",
     "Replies",
     "Result",
     "RunFolderError",
@@ -140,6 +147,7 @@ __all__ = [
     "Scalar",
     "Secret",
     "SettingsError",
+    "Simplex",
     "Simulation",
     "Spec",
     "StepError",
@@ -153,6 +161,7 @@ __all__ = [
     "X",
     "Y",
     "about",
+    "alone",
     "automatic",
     "check",
     "client_step",
@@ -161,6 +170,7 @@ __all__ = [
     "gather_by",
     "load_run",
     "load_spec",
+    "regions_of",
     "run",
     "settings",
     "sgd",

@@ -18,7 +18,7 @@ from ._probes import curvature
 from .errors import Diverged, SettingsError, TooFewReplies
 from .federation import Federation
 from .steps import Samples
-from .stepsizes import Limited, Moves, StepSize, step_sizes
+from .stepsizes import Limited, Moves, StepSize, step_sizes, value_of
 
 EXPLODED = 1e6  # A run has diverged if a loss exceeds this multiple of max(|its first value|, 1).
 POWER_ITERATIONS = 20
@@ -86,7 +86,7 @@ def suspect(algorithm: Any, error: Diverged, L: float | None, x_moved: bool, cli
         shares = {
             each: (1 / value if each.inverse else value) * L / limit
             for each, limit in limits.items()
-            if limit is not None and (value := getattr(algorithm, each.setting)) > 0
+            if limit is not None and (value := value_of(algorithm, each.setting)) > 0
         }
         worst = max(shares, key=lambda each: shares[each], default=None)
         if worst is not None and shares[worst] > 1:
@@ -99,7 +99,9 @@ def suspect(algorithm: Any, error: Diverged, L: float | None, x_moved: bool, cli
         blamed = error.moved or next((LOSSES[name] for name in error.fields if name in LOSSES), Moves.UPPER)
     found = next((each for each in sizes if each.moves is blamed), None)
     found = found or next((each for each in sizes if each.moves is Moves.UPPER), None)
-    if found is None:  # a method that declares nothing: a number that it sent and that is among its settings
+    if (
+        found is None and not sizes
+    ):  # a method that declares nothing: a number that it sent and that is among its settings
         named = (name for name in error.numbers if isinstance(getattr(algorithm, name, None), float))
         found = next((StepSize(name, Moves.UPPER) for name in named), None)
     return None if found is None else _likely(algorithm, found)
@@ -111,7 +113,7 @@ def _limit(algorithm: Any, moves: Moves, clients: int) -> float | None:
 
 def _beyond(algorithm: Any, each: StepSize, L: float, limit: float) -> Suspect:
     """A step size that cannot work, whatever the others are. At half of its limit, a lower step is fastest."""
-    value, of = getattr(algorithm, each.setting), f"for a lower loss of curvature {L:.3g}"
+    value, of = value_of(algorithm, each.setting), f"for a lower loss of curvature {L:.3g}"
     good = limit / L / (2 if each.moves is Moves.LOWER else 1)
     if each.inverse:
         return Suspect(each.setting, value, _rounded(max(2 * value, 1 / good), math.ceil), f"is too small {of}")
@@ -120,7 +122,7 @@ def _beyond(algorithm: Any, each: StepSize, L: float, limit: float) -> Suspect:
 
 
 def _likely(algorithm: Any, each: StepSize) -> Suspect:
-    value = getattr(algorithm, each.setting)
+    value = value_of(algorithm, each.setting)
     if each.inverse:
         return Suspect(each.setting, value, 2 * value, "is likely too small")
     return Suspect(each.setting, value, value / 2, "is likely too large")
@@ -142,7 +144,10 @@ def advice(found: Suspect | None, restarted: int | None) -> str:
     return f"{told}; the run has restarted {restarted} times" if restarted else told
 
 
-def smaller(algorithm: A, setting: str, value: float) -> A:
-    """The algorithm with another value of a setting."""
+def smaller(algorithm: A, setting: str, value: Any) -> A:
+    """The algorithm with another value of a setting, which may be within another one."""
+    outer, _, inner = setting.rpartition(".")
+    if outer:
+        return smaller(algorithm, outer, getattr(algorithm, outer).having(inner, value))
     made: A = dataclasses.replace(algorithm, **{setting: value})  # type: ignore[type-var]
     return made

@@ -27,6 +27,7 @@ from ._derivatives import JaxOracle, Memory, remember
 from .batch import Batch
 from .data import Clients, Part
 from .errors import FedBilevelWarning, SettingsError
+from .feasible import Projection, Regions, region, start_within
 from .oracle import Arrays, Kept, Oracle
 from .steps import Chances
 
@@ -134,6 +135,8 @@ class Problem:
              "derivative" gives every derivative a key of its own, and "step" one key to all derivatives of a
              draw, so that both gradients of an SVRG step have the same mask. The key is None in measurements
     predict  predict(x, y, inputs) -> what the trained parameters say about rows of inputs, for use after the run
+    feasible_x, feasible_y   the sets that the server keeps x and y in: `Box`, `Simplex`, `Ball`, or a function
+             that projects a pytree. The start is projected
     """
 
     x: PyTree
@@ -145,6 +148,8 @@ class Problem:
     over: Over = "vmap"
     chances: Chances | None = None
     predict: Callable[[Any, Any, PyTree], PyTree] | None = None
+    feasible_x: Projection | None = None
+    feasible_y: Projection | None = None
 
     traceable: ClassVar[bool] = True
 
@@ -161,11 +166,18 @@ class Problem:
 
     @cached_property
     def flat_x(self) -> Flat:
-        return flatten(self.x, "x")
+        flat = flatten(self.x, "x")
+        return flat._replace(vector=start_within(self.feasible_x, *flat, "feasible_x"))
 
     @cached_property
     def flat_y(self) -> Flat:
-        return flatten(self.y, "y")
+        flat = flatten(self.y, "y")
+        return flat._replace(vector=start_within(self.feasible_y, *flat, "feasible_y"))
+
+    @cached_property
+    def regions(self) -> Regions:
+        """The feasible sets for flat vectors."""
+        return Regions(region(self.feasible_x, self.flat_x.restore), region(self.feasible_y, self.flat_y.restore))
 
     @property
     def size_x(self) -> int:

@@ -137,7 +137,8 @@ def is_settings(cls: Any) -> bool:
 def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
     """The fields as plain TOML values. Fields that are None are omitted, because TOML has no null.
 
-    `changed` also omits values that are defaults. A field that chooses among classes (`choices`) is a table.
+    `changed` also omits values that are defaults. A field that chooses among classes (`choices`) is a table, and
+    so are settings within settings. Of an object that TOML cannot express, only its class is told.
     """
     choices: Mapping[str, Names[type[Any]]] = getattr(type(value), "choices", {})
     made: dict[str, Any] = {}
@@ -149,9 +150,14 @@ def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
             made |= own
         elif field.name in choices:
             made[field.name] = named(choices[field.name], own, changed)
+        elif isinstance(own, Automatic):
+            made[field.name] = WORD
+        elif is_settings(type(own)):
+            made[field.name] = to_mapping(own, changed)
+        elif isinstance(own, (str, dict, *PLAIN)) and not hasattr(own, "_fields"):
+            made[field.name] = list(own) if isinstance(own, tuple) else own
         else:
-            plain = list(own) if isinstance(own, tuple) else own
-            made[field.name] = WORD if isinstance(own, Automatic) else plain
+            made[field.name] = {"name": PYTHON, "class": address_of(type(own))}
     return made
 
 

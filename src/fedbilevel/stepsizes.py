@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from pydantic import GetCoreSchemaHandler
@@ -112,6 +113,11 @@ class LowerRounds:
     """The mark of a count that is the number of lower rounds of an outer iteration."""
 
 
+@dataclass(frozen=True)
+class Momentum:
+    """The mark of the momentum of y over the lower rounds."""
+
+
 class StepSize(NamedTuple):
     """A step size among the settings of a method."""
 
@@ -128,8 +134,26 @@ class Limited(Protocol):
         """The largest s L for a step size s, with this many registered clients; None if none is known."""
 
 
+@runtime_checkable
+class Deciding(Protocol):
+    """A method some of whose settings decide which step sizes it uses."""
+
+    def in_use(self, declared: list[StepSize]) -> list[StepSize]:
+        """Of the declared step sizes those that are used, and others, such as "upper.learning_rate"."""
+
+
+def value_of(method: Any, setting: str) -> float:
+    """The value of a setting, which may be within another one, as in "upper.learning_rate"."""
+    value: float = attrgetter(setting)(method)
+    return value
+
+
 def step_sizes(method: Any) -> list[StepSize]:
     """The step sizes that a method declares on the annotations of its settings, whatever kind of class it is."""
+    return method.in_use(_declared(method)) if isinstance(method, Deciding) else _declared(method)
+
+
+def _declared(method: Any) -> list[StepSize]:
     try:
         hints = get_type_hints(type(method), include_extras=True)
     except NameError:  # an annotation that only a type checker can resolve

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from ..algorithms.local import LowerWork, State
+from ..algorithms.local import LowerWork, ServerState, State
+from ..feasible import regions_of
 from ..federation import Federation
 from ..steps import Sample
 from ..stepsizes import Moves, automatic_settings, with_values
-from ._lanczos import Measured
+from ._lanczos import Measured, lanczos
 from ._steps import Point, lanczos_products
 from ._truth import gradients, hypergradient_at, newton
 from ._upper import NOTED, adapted, first_step, fixed_step, is_exact, upper_length
@@ -39,20 +41,21 @@ from ._values import (
 
 PRODUCTS, TOLERANCE = 20, 0.03
 NEWTON = 3  # the most Newton steps on the lower problem before the first iteration
-OFTEN, EVERY = 4, 5  # L_g is followed after each of the first iterations, and then after every fifth
+SELDOM = 10  # the most iterations between two looks at L_g
+STEADY = 0.03  # a change of L_g that is smaller, relative to it, is none
+ENOUGH = 2 * PRODUCTS  # With fewer rounds left, the curvature is not looked at any more.
 NOISE = 1e-4  # A residual that is smaller, relative to the eigenvalue, is the rounding of float32.
 SLACK = 1.1  # how far a step size may be beyond its value before it is made smaller
 DESCENTS, SHRINKS = 3, 4  # the trial of several local steps: lower rounds, and how often β is divided by 4
 
 
 class Change(NamedTuple):
-    """A step size that was changed because the curvature had grown."""
+    """A setting that was changed because the curvature had changed."""
 
     iteration: int
     setting: str
     before: float
     after: float
-    L: float
 
 
 @dataclass
@@ -115,7 +118,8 @@ class Automatics:
         point = Point(asked[0], state.x, state.y, by_rounds=asked[1])
         how: dict[str, Any] = dict(tolerance=TOLERANCE, most=PRODUCTS, seed=seed)
         alpha = setting_that(algorithm, Moves.UPPER)
-        settles = isinstance(state, State) and alpha in self.names
+        free = regions_of(fed.engine.problem).y.project is None  # Newton steps know no feasible set
+        settles = free and isinstance(state, State | ServerState) and alpha in self.names
         at = gradients(point)
         if settles:
             point, at = newton(point, at, steps=NEWTON, **how)
@@ -126,18 +130,21 @@ class Automatics:
         known = with_values(algorithm, {each.setting: each.recommended for each in made})
         beta = setting_that(algorithm, Moves.LOWER)
         if beta in self.names and isinstance(algorithm, LowerWork) and not along_the_mean(algorithm):
-            made = [_tried(point, known, each) if each.setting == beta else each for each in made]
+            tried = {each.setting: _tried(point, known, each) for each in made if each.setting == beta}
+            ratios = [tried[each.setting].recommended / each.recommended for each in made if each.setting in tried]
+            self.arrays["trial"] = np.asarray(ratios, np.float32)
+            made = [tried.get(each.setting, each) for each in made]
         if alpha is not None and alpha in self.names:
             made.append(_upper(point, truth, known, alpha, clients, how))
-        self.values = {each.setting: _number(algorithm, each) for each in made}
+        self.values = {each.setting: _number(each) for each in made}
         self.why = {each.setting: each.why for each in made}
-        self._remember(truth.measured, found)
+        self._remember(truth.measured, found, 0)
         self.cost = fed.ledger.rounds - before
         resolved = with_values(algorithm, self.values)
-        return resolved, state._replace(y=point.y) if settles else state
+        return resolved, _at(state, point.y) if settles else state
 
-    def _remember(self, measured: Measured, found: Curvatures) -> None:
-        """The largest eigenvector, for `track`, and how much larger than L_g the curvatures of clients are."""
+    def _remember(self, measured: Measured, found: Curvatures, iteration: int) -> None:
+        """The largest eigenvector and L_g, for `track`, and when they are looked at next."""
         v = measured.ends.top()
         w = np.asarray(measured.solving.top() if measured.solving.products else v)
         w = w - v * (v @ w)
@@ -146,6 +153,7 @@ class Automatics:
             "v": v.astype(np.float32),
             "w": (w / size if size > 1e-6 else np.zeros_like(w)).astype(np.float32),
             "L": np.asarray([found.mean.safe_L], np.float32),
+            "clock": np.asarray([iteration + 1, 1, max(10, 2 * iteration), found.mean.safe_L], np.float32),
         }
 
     # While the run goes on ----------------------------------------------------------------------------------
@@ -170,26 +178,57 @@ class Automatics:
         moves = alpha is not None and alpha in self.names and is_exact(algorithm, clients)
         return {alpha: self.values[alpha]} if moves and alpha is not None else {}
 
-    def tracks(self, algorithm: Any, iteration: int) -> bool:
-        """Whether the curvature is followed after this iteration, which is a round."""
-        steps = any(moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT) for name in self.names)
-        return algorithm.needs_server and steps and (iteration <= OFTEN or iteration % EVERY == 0)
+    def track(self, fed: Federation, algorithm: Any, state: Any, iteration: int, left: int | None) -> Any:
+        """The method with the steps that the curvature at this state allows. `left` rounds are left, if limited.
 
-    def track(self, fed: Federation, algorithm: Any, state: Any, iteration: int) -> Any:
-        """The method with smaller steps, if the curvature at this state is larger than they allow."""
+        As long as the curvature changes, each iteration is followed by a round that looks at it; if it does not,
+        the next look is after twice as many iterations, at most `SELDOM`. If it has doubled since it was measured,
+        and at iterations 10, 20, 40, ..., it is measured again, because lengths and momentum depend on it too.
+        """
         steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
-        if not self.tracks(algorithm, iteration):
+        look, pause, again, measured = (float(each) for each in self.arrays["clock"])
+        enough = left is None or left > ENOUGH
+        if not (steps and algorithm.needs_server and enough and iteration >= min(look, again)):
             return algorithm
         cohort, rounds = by_rounds(algorithm, fed)
-        now, last = float(self.arrays["L"][0]), self._tracked(Point(cohort, state.x, state.y, by_rounds=rounds))
-        if not (math.isfinite(last) and last > SLACK * now):
+        point = Point(cohort, state.x, state.y, by_rounds=rounds)
+        if iteration >= again:
+            return self._measured_again(point, algorithm, iteration)
+        now, last = float(self.arrays["L"][0]), self._tracked(point)
+        if not math.isfinite(last) or last > 2 * measured:
+            return self._measured_again(point, algorithm, iteration)
+        pause = min(2 * pause, SELDOM) if abs(last / now - 1) < STEADY else 1
+        self.arrays["clock"] = np.asarray([iteration + pause, pause, again, measured], np.float32)
+        if last <= SLACK * now:
             return algorithm
         self.arrays["L"] = np.asarray([last], np.float32)
-        smaller = {name: rounded(getattr(algorithm, name) * now / last) for name in steps}
-        for name, value in smaller.items():
-            self.changes.append(Change(iteration, name, getattr(algorithm, name), value, last))
-        self.values |= smaller
-        return with_values(algorithm, smaller)
+        return self._changed(algorithm, {n: rounded(getattr(algorithm, n) * now / last) for n in steps}, iteration)
+
+    def _measured_again(self, point: Point, algorithm: Any, iteration: int) -> Any:
+        """The method with the values for the curvature at this point; the upper step size is left to `follow`."""
+        at = gradients(point)
+        run = lanczos(point, np.asarray(at.r), most=PRODUCTS, tolerance=TOLERANCE, seed=iteration)
+        found = measure_clients(point, algorithm, run.spectrum, iteration)
+        clients, alpha = point.fed.engine.clients.count, setting_that(algorithm, Moves.UPPER)
+        made = advise(algorithm, found, clients, [name for name in self.names if name != alpha])
+        values = {each.setting: _number(each) for each in made}
+        beta = setting_that(algorithm, Moves.LOWER)
+        if beta in values and "trial" in self.arrays:
+            values[beta] = rounded(values[beta] * float(self.arrays["trial"][0]))
+        self.why |= {each.setting: each.why for each in made}
+        grown = found.mean.safe_L > 2 * float(self.arrays["clock"][3])
+        self._remember(run, found, iteration)
+        if grown and "alpha.theta" in self.arrays:  # the last secants were those of a y that was not followed
+            self.arrays["alpha.theta"] = np.asarray([np.inf], np.float32)
+        return self._changed(algorithm, values, iteration)
+
+    def _changed(self, algorithm: Any, values: Mapping[str, float], iteration: int) -> Any:
+        """The method with other values, each of which is recorded if it differs."""
+        for name, value in values.items():
+            if value != getattr(algorithm, name):
+                self.changes.append(Change(iteration, name, getattr(algorithm, name), value))
+        self.values |= values
+        return with_values(algorithm, values)
 
     def _tracked(self, point: Point) -> float:
         """The largest eigenvalue of ∇²_y g in the plane of the last vectors, with the size of its residual.
@@ -209,13 +248,19 @@ class Automatics:
         left = image - top * (top @ image)
         size = float(np.linalg.norm(left))
         self.arrays["v"] = top.astype(np.float32)
-        self.arrays["w"] = (left / size if size > NOISE * abs(values[-1]) else np.zeros_like(left)).astype(
-            np.float32
-        )
+        rest = left / size if size > NOISE * abs(values[-1]) else np.zeros_like(left)
+        self.arrays["w"] = rest.astype(np.float32)
         return float(values[-1]) + min(size, 0.5 * abs(float(values[-1])))
 
 
-def _number(algorithm: Any, each: Advice) -> float:
+def _at(state: State | ServerState, y: Array) -> State | ServerState:
+    """The state with another y, which is also the y before it: nothing has moved yet."""
+    if isinstance(state, ServerState) and state.before is not None:
+        return state._replace(y=y, before=y)
+    return state._replace(y=y)
+
+
+def _number(each: Advice) -> float:
     """The value as the setting's own kind of number: a count is a whole number."""
     return int(each.recommended) if isinstance(each.recommended, int) else float(each.recommended)
 

@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..algorithms import Algorithm
-from ..algorithms.local import State
+from ..algorithms.local import ServerState, State
 from ..data import Clients
 from ..engines import ENGINES, Engine
 from ..errors import SettingsError
+from ..feasible import regions_of
 from ..federation import Federation
 from ..problem import BilevelProblem
 from ..settings import choose, from_mapping
@@ -212,12 +213,14 @@ def diagnose(
         if engine is None or isinstance(engine, str | Mapping):
             engine = stack.enter_context(closing(rules.build(problem, clients)))
         fed = Federation(engine, seed=seed, cohorts=rules.cohort, weighting=rules.weighting)
+        if regions_of(problem).y.project is not None:
+            raise SettingsError("feasible_y is set, and a diagnosis does not know where y can move; remove it")
         start = algorithm.init(problem, clients.count)
         start = start._replace(**{name: v for name, v in (("x", x), ("y", y)) if v is not None})
         how: dict[str, Any] = dict(tolerance=tolerance, most=min(products, problem.size_y), seed=seed)
         asked = by_rounds(algorithm, fed)
         point = Point(asked[0], start.x, start.y, by_rounds=asked[1])
-        solve = solve and isinstance(start, State)
+        solve = solve and isinstance(start, State | ServerState)
         truth = true_hypergradient(point, solve=solve, **how)
         point = point.moved(y=jnp.asarray(truth.y))
         found = measure_clients(point, algorithm, truth.measured.spectrum, seed)

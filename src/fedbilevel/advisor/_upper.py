@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..algorithms.local import SecondDerivatives, rows_of
+from ..feasible import regions_of
 from ._lanczos import Vector
 from ._steps import Point
 from ._truth import Truth, true_hypergradient
@@ -70,10 +71,14 @@ def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, 
     if size == 0:
         return TRIAL
     step, secant = TRIAL * max(1.0, float(np.linalg.norm(x))) / size, 0.0
+    within = regions_of(point.fed.engine.problem).x.nearest
     for _ in range(2):
-        there = point.moved(x=jnp.asarray(x - step * h, jnp.float32), y=jnp.asarray(truth.y, jnp.float32))
-        other = true_hypergradient(there, solve=True, tolerance=tolerance, most=most, seed=seed)
-        secant = max(secant, float(np.linalg.norm(other.h - h)) / (step * size))
+        there = point.moved(x=within(jnp.asarray(x - step * h, jnp.float32)), y=jnp.asarray(truth.y, jnp.float32))
+        moved = float(np.linalg.norm(np.asarray(there.x, np.float64) - x))
+        if moved == 0:
+            break
+        other = true_hypergradient(there, solve=truth.solved, tolerance=tolerance, most=most, seed=seed)
+        secant = max(secant, float(np.linalg.norm(other.h - h)) / moved)
         if not (math.isfinite(secant) and secant > 0):
             break
         step = min(1 / secant, 100 * step)

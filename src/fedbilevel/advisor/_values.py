@@ -12,6 +12,8 @@ N, T         The fewest terms whose bias is at most `BIAS` for ∇_y f at the po
              what bias is left.
 N of lower   The fewest lower rounds after which the slowest direction has lost half of its error. The next outer
 rounds       iteration goes on from there, so more is not needed.
+momentum_y   The heavy-ball method with the step β is fastest with (1 - sqrt(β mu))². It is at most 0.9, which
+             needs about ten lower rounds to take effect.
 alpha        is not a function of the lower curvature, see `_upper.py`.
 """
 
@@ -28,12 +30,24 @@ from .. import rng
 from ..algorithms.local import LowerWork, rows_of
 from ..federation import Federation
 from ..steps import Samples
-from ..stepsizes import Alone, Automatic, Limited, LowerRounds, MayBeAutomatic, Moves, Terms, marks_of, with_values
+from ..stepsizes import (
+    Alone,
+    Automatic,
+    Limited,
+    LowerRounds,
+    MayBeAutomatic,
+    Momentum,
+    Moves,
+    Terms,
+    marks_of,
+    step_sizes,
+    with_values,
+)
 from ._lanczos import Spectrum
 from ._steps import POWER, Point, client_curvature
 
 BIAS = 0.1
-MOST_TERMS, MOST_ROUNDS = 30, 10
+MOST_TERMS, MOST_ROUNDS, MOST_MOMENTUM = 30, 10, 0.9
 DRAWS = 4  # minibatches on which a client measures its curvature
 
 
@@ -61,8 +75,15 @@ def chosen_settings(algorithm: Any) -> tuple[str, ...]:
     """The settings of a method that can be found automatically."""
     if not is_dataclass(algorithm):
         return ()
-    names = (each.name for each in fields(algorithm))
+    idle = idle_settings(algorithm)
+    names = (each.name for each in fields(algorithm) if each.name not in idle)
     return tuple(name for name in names if any(isinstance(m, MayBeAutomatic) for m in marks_of(algorithm, name)))
+
+
+def idle_settings(algorithm: Any) -> set[str]:
+    """The step sizes that a method declares and does not use, such as λ with conjugate gradients."""
+    used = {each.setting for each in step_sizes(algorithm)}
+    return {each.name for each in fields(algorithm) if moves_of(algorithm, each.name) and each.name not in used}
 
 
 def moves_of(algorithm: Any, setting: str) -> Moves | None:
@@ -142,12 +163,34 @@ def advise(
             )
     known = with_values(algorithm, {a.setting: a.recommended for a in made})
     for name in settings:
+        if any(isinstance(mark, Momentum) for mark in marks_of(algorithm, name)):
+            made.append(_momentum(known, name, found.mean))
+            known = with_values(known, {name: made[-1].recommended})
+    for name in settings:
         for mark in marks_of(algorithm, name):
-            if isinstance(mark, Terms):
-                made.append(_terms(known, name, mark.more, found.mean, bias))
-            elif isinstance(mark, LowerRounds):
+            if isinstance(mark, LowerRounds) or (isinstance(mark, Terms) and solves(algorithm)):
                 made.append(_lower_rounds(known, name, found.mean))
+            elif isinstance(mark, Terms):
+                made.append(_terms(known, name, mark.more, found.mean, bias))
     return made
+
+
+def solves(algorithm: Any) -> bool:
+    """Whether a method solves for p by conjugate gradients, so that its lengths are those of the lower loop."""
+    return getattr(algorithm, "estimator", None) == "cg"
+
+
+def _momentum(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
+    """The momentum of the heavy-ball method with the step β, if y moves along the mean gradient alone."""
+    step = setting_that(algorithm, Moves.LOWER)
+    beta, present = 0.0 if step is None else getattr(algorithm, step), getattr(algorithm, name)
+    if not along_the_mean(algorithm) or isinstance(beta, Automatic):
+        return Advice(name, present, 0.0, "local steps on a client's own loss are not a heavy-ball method")
+    best = (1 - math.sqrt(min(beta * max(spectrum.mu, 0.0), 1.0))) ** 2
+    why = f"(1 - sqrt(beta mu))², with mu = {spectrum.mu:.2g}"
+    if best > MOST_MOMENTUM:
+        why = f"{why}, would be {best:.2g}; an outer iteration has too few lower rounds for more than this"
+    return Advice(name, present, round(min(best, MOST_MOMENTUM), 2), why)
 
 
 def _terms(algorithm: Any, name: str, more: int, spectrum: Spectrum, bias: float) -> Advice:
@@ -167,7 +210,10 @@ def _terms(algorithm: Any, name: str, more: int, spectrum: Spectrum, bias: float
 def _lower_rounds(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
     step = setting_that(algorithm, Moves.LOWER)
     beta = 0.0 if step is None else getattr(algorithm, step)
+    heavy = any(isinstance(m, Momentum) for n in chosen_settings(algorithm) for m in marks_of(algorithm, n))
     rate = min(max(beta * max(spectrum.mu, 0.0), 1e-9), 0.9)
+    if heavy and getattr(algorithm, "momentum_y", 0.0) != 0.0:
+        rate = min(math.sqrt(rate), 0.9)
     wanted = math.ceil(math.log(0.5) / math.log(1 - rate))
     rounds = min(max(wanted, 1), MOST_ROUNDS)
     why = "the slowest direction of y loses half of its error in an outer iteration"

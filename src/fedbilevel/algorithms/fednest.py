@@ -28,12 +28,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..errors import SettingsError
 from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
 from ..stepsizes import LowerRounds, Moves, Terms, automatic
-from .local import AveragedHypergradient, LowerWork, State
+from .local import AveragedHypergradient, LowerWork, S, regions
 
 
 class UpperGradient(NamedTuple):
@@ -83,40 +84,49 @@ class FedNest(LowerWork, AveragedHypergradient):
     ] = "paper"
     stop_early: Annotated[bool, about("paper mode: end the Hessian loop at the random T'")] = False
 
-    def step(self, fed: Federation, s: State) -> State:
+    def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: 2N+T+3 rounds."""
         return self._published(fed, s) if self.mode == "paper" else self._released(fed, s)
 
-    def _published(self, fed: Federation, s: State) -> State:
+    def _published(self, fed: Federation, s: S) -> S:
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x)
-        y = s.y
-        for _ in range(self.N):
-            y = self.descend(fed, y)
+        s = self.lower_loop(fed, s, self.N)
         fed.next_phase()
-        fed.hold(y=y)
-        return State(self.improve(fed, self.estimate(fed)), y)
+        fed.hold(y=s.y)
+        return self.improve(fed, s, self.estimate(fed, y=s.y))
 
-    def estimate(self, fed: Federation, T_drawn: int | None = None) -> Array:
-        """FedIHGP: p_T' ≈ (∇²_y g)^{-1} ∇_y f at the held x and y. By default T' is drawn at random."""
+    def estimate(self, fed: Federation, T_drawn: int | None = None, y: Array | None = None) -> Array:
+        """FedIHGP: p_T' ≈ (∇²_y g)^{-1} ∇_y f at the held x and y. By default T' is drawn at random.
+
+        If the y that is held is given, p has only the directions in which it can move in its feasible set.
+        """
+
+        def free(p: Array) -> Array:
+            return p if y is None else regions(fed).y.along(y, p)
+
         chosen = int(fed.rng("T'").integers(self.T)) if T_drawn is None else T_drawn
-        p = self.lam * self.T * fed.round(upper_gradient, xi=self.xi).r
+        p = free(self.lam * self.T * fed.round(upper_gradient, xi=self.xi).r)
         terms = [p]
         summed = self.estimator == "summed"
         for _ in range(chosen if self.stop_early and not summed else self.T):
-            p = fed.round(hessian_product, p=p, lam=self.lam, u=self.u).p
+            p = free(fed.round(hessian_product, p=p, lam=self.lam, u=self.u).p)
             terms.append(p)
         return sum(terms[1 : self.T], start=terms[0]) / self.T if summed else terms[chosen]
 
-    def _released(self, fed: Federation, s: State) -> State:
-        y = s.y
+    def _released(self, fed: Federation, s: S) -> S:
+        if regions(fed).y.project is not None:
+            raise SettingsError(
+                "algorithm.mode = 'released_code' is wrong with feasible_y: the published scripts have no "
+                "such set; use mode = 'paper'"
+            )
         for _ in range(self.N):
             cohort = fed.cohort(self.participation)
             cohort.hold(x=s.x)
-            y = self.descend(cohort, y)
+            s = self.lower_loop(cohort, s, 1)
         fed = fed.cohort(self.participation)
-        fed.hold(x=s.x, y=y)
-        return State(self.improve(fed, self.released_estimate(fed)), y)
+        fed.hold(x=s.x, y=s.y)
+        return self.improve(fed, s, self.released_estimate(fed))
 
     def released_estimate(self, fed: Federation) -> Array:
         """The estimate of (∇²_y g)^{-1} ∇_y f in the published scripts, at the held x and y."""

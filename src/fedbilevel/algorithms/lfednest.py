@@ -23,7 +23,7 @@ from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, sgd
 from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
-from .local import LowerWork, SecondDerivatives, State, Upper, UpperWork
+from .local import LowerWork, S, SecondDerivatives, Upper, UpperWork
 
 
 @client_step
@@ -57,14 +57,12 @@ class LFedNest(LowerWork, UpperWork, SecondDerivatives):
         Positive, Moves.PRODUCT, alone, automatic, about("step λ of the Hessian product; at most 1/L_g")
     ] = 0.01
 
-    def step(self, fed: Federation, s: State) -> State:
+    def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: N+1 rounds with SGD, 2N+1 with SVRG."""
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x)
-        y = s.y
-        for _ in range(self.N):
-            y = self.descend(fed, y)
+        s = self.lower_loop(fed, s, self.N)
         fed.next_phase()
-        fed.hold(y=y)
+        fed.hold(y=s.y)
         x = fed.round(local_upper_steps, T=self.T, lam=self.lam, chi=self.chi, u=self.u, **self.upper_work).x
-        return State(x, y)
+        return self.after_upper(fed, s, x)

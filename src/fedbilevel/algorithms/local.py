@@ -7,19 +7,23 @@ would ignore.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from ..errors import SettingsError
+from ..errors import FedBilevelWarning, SettingsError
+from ..feasible import Regions, regions_of
 from ..federation import Federation, cohort_size
 from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, PerClient, Sample, Samples, Stream, X, Y, client_step, sgd, svrg
-from ..stepsizes import Moves, automatic
+from ..stepsizes import Momentum, Moves, StepSize, automatic
+from .optimiser import Memory, advance, chosen, first_memory
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -30,6 +34,24 @@ class State(NamedTuple):
 
     x: Array
     y: Array
+
+
+class ServerState(NamedTuple):
+    """The start of an outer iteration of a method whose server remembers more. What is not used is None.
+
+    upper    the state of the server's optimiser
+    before   the y before the last lower round, for momentum
+    p        the last solution of the Hessian system, as a warm start
+    """
+
+    x: Array
+    y: Array
+    upper: Memory = None
+    before: Array | None = None
+    p: Array | None = None
+
+
+S = TypeVar("S", State, ServerState)
 
 
 class Hypergradient(NamedTuple):
@@ -87,6 +109,8 @@ class LocalWork:
     """Which clients take part in an outer iteration, and whether local steps share the step size."""
 
     needs_server: ClassVar[bool] = True
+    projects: ClassVar[bool] = True
+    restricts: ClassVar[bool] = False
 
     participation: Annotated[
         Count | Annotated[float, Field(gt=0, le=1)],
@@ -106,6 +130,16 @@ class LocalWork:
                     f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
                 )
 
+    def in_use(self, declared: list[StepSize]) -> list[StepSize]:
+        """The step sizes without λ if conjugate gradients are used, and with the optimiser's if it replaces α."""
+        upper, steps = getattr(self, "upper", None), getattr(self, "upper_steps", 1)
+        idle = {"lam"} if getattr(self, "estimator", None) == "cg" else set[str]()
+        idle |= {"alpha"} if upper is not None and once(steps) else set()
+        used = [each for each in declared if each.setting not in idle]
+        if isinstance(getattr(upper, "learning_rate", None), float):
+            used.append(StepSize("upper.learning_rate", Moves.UPPER))
+        return used
+
     def limit(self, moves: Moves, clients: int) -> float | None:
         """The usual limit. If local steps share the step size, it is multiplied by the fewest that are known."""
         if not self.share_steps or moves is not Moves.LOWER:
@@ -113,9 +147,21 @@ class LocalWork:
         steps: Any = getattr(self, "lower_steps", None) or getattr(self, "lower_epochs", 1)
         return float(Moves.LOWER.value * (min(steps) if isinstance(steps, tuple) else steps))
 
-    def init(self, problem: BilevelProblem, clients: int = 1) -> State:
-        """The initial parameters of the problem, however many clients there are."""
-        return State(problem.flat_x.vector, problem.flat_y.vector)
+    def init(self, problem: BilevelProblem, clients: int = 1) -> Any:
+        """The initial parameters of the problem, however many clients there are: a `State`, or a `ServerState`."""
+        region = regions_of(problem).y
+        if region.project is not None and (region.tangent is None or not self.restricts):
+            text = (
+                "the hypergradient ignores feasible_y, so it is right only while y* is in the interior; "
+                "fbo-aggitd, fednest and naive-itd take a Box or a Simplex into account"
+            )
+            warnings.warn(text, FedBilevelWarning, stacklevel=2)
+        x, y, upper = problem.flat_x.vector, problem.flat_y.vector, getattr(self, "upper", None)
+        momentum, solves = bool(getattr(self, "momentum_y", 0)), getattr(self, "estimator", None) == "cg"
+        if upper is None and not momentum and not solves:
+            return State(x, y)
+        memory = None if upper is None else first_memory(upper, problem)
+        return ServerState(x, y, memory, y if momentum else None, jnp.zeros_like(y) if solves else None)
 
 
 @settings
@@ -135,6 +181,12 @@ class LowerWork(LocalWork):
     ] = None
     batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
     batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
+    momentum_y: Annotated[
+        Annotated[float, Field(ge=0, lt=1)],
+        Momentum(),
+        automatic,
+        about("heavy-ball momentum of y over the lower rounds, at the server"),
+    ] = 0.0
 
     @property
     def zeta(self) -> Sample:
@@ -151,14 +203,30 @@ class LowerWork(LocalWork):
             work = Samples("lower", rows, _count(self.lower_steps))
         return dict(beta=self.beta, shared=self.share_steps, zeta=work)
 
-    def descend(self, fed: Federation, y: Array) -> Array:
+    def lower_loop(self, fed: Federation, s: S, N: int) -> S:
+        """N times One-Round-Lower from s."""
+        for _ in range(N):
+            s = self.arrived(s, self.descend(fed, s.y, before(s)))
+        return s
+
+    def descend(self, fed: Federation, y: Array, before: Array | None = None) -> Array:
         """One-Round-Lower with the gradient it needs: two rounds, or one with the SGD solver."""
         fed.hold(y=y)
         if self.lower_solver == "sgd":
-            return fed.round(lower_sgd, **self.lower_work).y
+            return self.landed(fed, fed.round(lower_sgd, **self.lower_work).y, y, before)
         q = fed.round(lower_gradient, zeta=self.zeta).q
         fed.note(lower_residual=q)
-        return fed.round(lower_steps, q=q, **self.lower_work).y
+        return self.landed(fed, fed.round(lower_steps, q=q, **self.lower_work).y, y, before)
+
+    def landed(self, fed: Federation, mean: Array, y: Array, before: Array | None) -> Array:
+        """y^{t+1} from the mean of the clients' y_i: that mean + momentum (y^t - y^{t-1}), in the feasible set."""
+        if self.momentum_y and before is not None:
+            mean = mean + self.momentum_y * (y - before)
+        return regions(fed).y.nearest(mean)
+
+    def arrived(self, s: S, y: Array) -> S:
+        """The state after a lower round that led to y."""
+        return s._replace(y=y, before=s.y) if isinstance(s, ServerState) and self.momentum_y else s._replace(y=y)
 
 
 @settings
@@ -168,12 +236,37 @@ class UpperWork(LocalWork):
     alpha: Annotated[Positive, Moves.UPPER, automatic, about("upper step size α")] = 0.01
     upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
     batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
+    upper: Annotated[
+        Any,
+        about(
+            "the server's optimiser of x, any of Optax, such as { name = 'adam', learning_rate = 0.01 }; with one "
+            "upper step it replaces alpha; default: none, as in the paper"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "upper", chosen(self.upper))
 
     @property
     def upper_work(self) -> dict[str, Any]:
         """The arguments of a round of upper local steps."""
         work = Samples("upper", rows_of(self.batch_xi_local), _count(self.upper_steps))
         return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
+
+    def after_upper(self, fed: Federation, s: S, mean: Array) -> S:
+        """The next x from the mean of the clients' x_i, in the feasible set.
+
+        An optimiser is given the pseudo-gradient (x - mean_i x_i) / α.
+        """
+        if self.upper is not None:
+            return self.optimise(fed, s, (s.x - mean) / self.alpha)
+        return s._replace(x=regions(fed).x.nearest(mean))
+
+    def optimise(self, fed: Federation, s: S, g: Array) -> S:
+        """The next x by the optimiser's step along g, in the feasible set."""
+        assert isinstance(s, ServerState)  # as `init` makes it for a method with an optimiser
+        x, memory = advance(self.upper, fed.engine.problem, g, s.upper, s.x)
+        return s._replace(x=regions(fed).x.nearest(x), upper=memory)
 
 
 @settings
@@ -198,6 +291,8 @@ class SecondDerivatives:
 class AveragedHypergradient(UpperWork, SecondDerivatives):
     """A hypergradient that is averaged over clients, and One-Round-Upper along it."""
 
+    restricts: ClassVar[bool] = True
+
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"
     same_samples: Annotated[
         bool, about("upper local steps use the rows of the hypergradient instead of rows of their own")
@@ -208,19 +303,39 @@ class AveragedHypergradient(UpperWork, SecondDerivatives):
         """The rows of a gradient of the upper loss."""
         return Sample("upper", rows_of(self.batch_xi))
 
-    def improve(self, fed: Federation, p: Array) -> Array:
-        """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y."""
+    def improve(self, fed: Federation, s: S, p: Array) -> S:
+        """The hypergradient for p, and One-Round-Upper along it: two rounds, at the held x and y of s."""
         drawn = fed.ledger.rounds
         h = fed.round(hypergradient, p=p, xi=self.xi, chi=self.chi).h
-        return self.follow(fed, h, drawn)
+        return self.follow(fed, s, h, drawn)
 
-    def follow(self, fed: Federation, h: Array, drawn: int) -> Array:
-        """One-Round-Upper along h, whose gradients of the upper loss were taken in the round `drawn`."""
+    def follow(self, fed: Federation, s: S, h: Array, drawn: int) -> S:
+        """One-Round-Upper along h, whose gradients of the upper loss were taken in the round `drawn`.
+
+        With an optimiser and a single step it is no round: the optimiser is given h itself.
+        """
         fed.note(hypergradient_estimate=h)
+        if self.upper is not None and once(self.upper_steps):
+            return self.optimise(fed, s, h)
         work = self.upper_work
         if self.same_samples:
             work["xi"] = replace(work["xi"], size=self.xi.size, of=drawn)
-        return fed.round(upper_steps, h=h, **work).x
+        return self.after_upper(fed, s, fed.round(upper_steps, h=h, **work).x)
+
+
+def once(steps: int | tuple[int, ...]) -> bool:
+    """Whether every client makes one step. One-Round-Upper then gives x - α h."""
+    return steps == 1 or (isinstance(steps, tuple) and set(steps) == {1})
+
+
+def before(s: Any) -> Array | None:
+    """The y before the last lower round, if the state has it."""
+    return s.before if isinstance(s, ServerState) else None
+
+
+def regions(fed: Federation) -> Regions:
+    """The feasible sets of the problem that a federation works on."""
+    return regions_of(fed.engine.problem)
 
 
 def rows_of(size: int | str) -> int | None:

@@ -33,7 +33,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, X, Y, client_step
-from .local import AveragedHypergradient, LowerWork, State
+from .local import AveragedHypergradient, LowerWork, S, regions
 
 
 class EndGradients(NamedTuple):
@@ -67,24 +67,29 @@ class NaiveITD(LowerWork, AveragedHypergradient):
     N: Annotated[Count, about("lower rounds per outer iteration, and rounds of the backward loop")] = 1
     lam: Annotated[Positive, about("step λ of the products; at most 1/L_g")] = 0.01
 
-    def step(self, fed: Federation, s: State) -> State:
+    def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: 3N+2 rounds."""
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x)
         path = [s.y]
         for _ in range(self.N):
-            path.append(self.descend(fed, path[-1]))
+            s = self.lower_loop(fed, s, 1)
+            path.append(s.y)
         fed.next_phase()
         drawn = fed.ledger.rounds
-        return State(self.follow(fed, self.differentiate(fed, path), drawn), path[-1])
+        return self.follow(fed, s, self.differentiate(fed, path), drawn)
 
     def differentiate(self, fed: Federation, path: list[Array]) -> Array:
-        """The hypergradient h for the path y^0, ..., y^N at the held x. The clients hold y^N afterwards."""
+        """The hypergradient h for the path y^0, ..., y^N at the held x. The clients hold y^N afterwards.
+
+        A coordinate of y^{t+1} that is at a bound does not depend on y^t, so v^{t+1} is restricted to the others.
+        """
         fed.hold(y=path[-1])
         v: Array | None
         h, v = fed.round(end_gradients, xi=self.xi)
         for t in reversed(range(len(path) - 1)):
-            rows = dict(chi=self.chi, u=self.u)
+            assert v is not None  # it is left out at t = 0 only
+            rows, v = dict(chi=self.chi, u=self.u), regions(fed).y.along(path[t + 1], v)
             w, v = fed.round(backward_products, y=path[t], v=v, lam=self.lam, last=t == 0, **rows)
             h = h - self.lam * w
         return h

@@ -210,7 +210,9 @@ class Course:
         own = self.automatics
         if own.values:
             self.algorithm = own.follow(self.fed, self.algorithm, before, self.state)
-            self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration)
+            limit = self.setup.stop.rounds
+            left = None if limit is None else limit - self.ledger.rounds
+            self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration, left)
 
     def _restore_steps(self, saved: Mapping[str, Any]) -> None:
         """Continue with automatic settings as they were saved."""
@@ -291,8 +293,7 @@ class Course:
 
     def _rehearse(self) -> int | None:
         """The rounds of the next outer iteration, counted without doing it."""
-        rounds = rehearsed_rounds(self.algorithm, self.fed, self.state)
-        return rounds if rounds is None else rounds + self.automatics.tracks(self.algorithm, self.iteration + 1)
+        return rehearsed_rounds(self.algorithm, self.fed, self.state)
 
     def _federation(self, min_replies: int | float | None) -> Federation:
         setup, rules = self.setup, self.setup.federation

@@ -25,7 +25,7 @@ from ..privacy import Privacy, Secret, machine_secret, name_in_books
 from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
-from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_parts
+from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_feasible, check_parts
 from ._course import Course, Setup
 from ._evaluation import available
 from ._watching import Observer, Result
@@ -101,6 +101,7 @@ def train(
     if not (engine is None or isinstance(engine, str | Mapping)):
         _check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, evaluation, budget)
+    check_feasible(algorithm, problem)
     if evaluation.train and measure_train is None:
         raise SettingsError(
             "evaluate.train = true is wrong: this problem has no measure of training rows; remove it, or give one "

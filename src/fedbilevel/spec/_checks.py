@@ -5,12 +5,14 @@ from __future__ import annotations
 from ..aggregate import AGGREGATORS, quorum
 from ..algorithms import Algorithm, Checked, Sampling
 from ..errors import SettingsError
+from ..feasible import regions_of
 from ..federation import cohort_size, needed
 from ..layers import AttackSettings
 from ..names import users_code
 from ..privacy import Privacy
+from ..problem import BilevelProblem
 from ..settings import named
-from ..stepsizes import automatic_settings
+from ..stepsizes import Moves, automatic_settings, marks_of, step_sizes
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
 
@@ -56,8 +58,26 @@ def check_parts(
             "it would release more than the accountant expects; give a number (fedbilevel diagnose on public data "
             "recommends one)"
         )
+    used = {each.setting for each in step_sizes(algorithm)}
+    for name in automatic_settings(algorithm):
+        if any(isinstance(mark, Moves) for mark in marks_of(algorithm, name)) and name not in used:
+            raise SettingsError(
+                f"algorithm.{name} = 'auto' is wrong: this method does not use it, because of another setting (an "
+                "optimiser has its own learning_rate, and estimator = 'cg' needs no lam); leave it out"
+            )
     evaluate.check(privacy)
     stop.check()
+
+
+def check_feasible(algorithm: Algorithm, problem: BilevelProblem) -> None:
+    """Raise if the problem has feasible sets that the method would leave."""
+    given = regions_of(problem)._asdict().items()
+    bound = " and ".join(f"feasible_{name}" for name, each in given if each.project is not None)
+    if bound and not getattr(algorithm, "projects", False):
+        raise SettingsError(
+            f"{bound} is not kept by {type(algorithm).__name__}, which does not project; use fbo-aggitd, fednest, "
+            "lfednest or naive-itd (a method of your own that projects says so by projects = True)"
+        )
 
 
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:

@@ -33,6 +33,7 @@ ADDRESSES = (  # the settings that name code by its address
     "problem.class",
     "data.function",
     "algorithm.class",
+    "algorithm.upper.function",
     "federation.engine.class",
     "federation.aggregator.class",
 )
