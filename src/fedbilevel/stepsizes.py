@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
+from functools import cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
@@ -154,13 +155,10 @@ def step_sizes(method: Any) -> list[StepSize]:
 
 
 def _declared(method: Any) -> list[StepSize]:
-    try:
-        hints = get_type_hints(type(method), include_extras=True)
-    except NameError:  # an annotation that only a type checker can resolve
-        return []
     found = []
-    for name, hint in hints.items():
-        for note in getattr(hint, "__metadata__", ()):
+    kind: Any = type(method)
+    for name, notes in _marks(kind).items():
+        for note in notes:
             if isinstance(note, Moves | Inverse) and isinstance(getattr(method, name, None), float):
                 inverse = isinstance(note, Inverse)
                 found.append(StepSize(name, note.moves if isinstance(note, Inverse) else note, inverse))
@@ -169,8 +167,18 @@ def _declared(method: Any) -> list[StepSize]:
 
 def marks_of(method: Any, setting: str) -> tuple[Any, ...]:
     """The marks on the annotation of a setting."""
-    hint = get_type_hints(type(method), include_extras=True)[setting]
-    return tuple(getattr(hint, "__metadata__", ()))
+    kind: Any = type(method)
+    return _marks(kind).get(setting, ())
+
+
+@cache
+def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
+    """The marks on all annotations of a class."""
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:  # an annotation that only a type checker can resolve
+        return {}
+    return {name: tuple(getattr(hint, "__metadata__", ())) for name, hint in hints.items()}
 
 
 def automatic_settings(method: Any) -> tuple[str, ...]:

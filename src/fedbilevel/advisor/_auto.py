@@ -22,8 +22,8 @@ from ..algorithms.local import LowerWork, ServerState, State
 from ..feasible import regions_of
 from ..federation import Federation
 from ..steps import Sample
-from ..stepsizes import Moves, automatic_settings, with_values
-from ._lanczos import Measured, lanczos
+from ..stepsizes import Moves, Terms, automatic_settings, marks_of, with_values
+from ._lanczos import Measured, Spectrum, lanczos
 from ._steps import Point, lanczos_products
 from ._truth import gradients, hypergradient_at, newton
 from ._upper import NOTED, adapted, first_step, fixed_step, is_exact, upper_length
@@ -33,13 +33,15 @@ from ._values import (
     advise,
     along_the_mean,
     by_rounds,
+    is_lower_length,
     measure_clients,
     moves_of,
     rounded,
     setting_that,
+    solves,
 )
 
-PRODUCTS, TOLERANCE = 20, 0.03
+PRODUCTS, TOLERANCE = 20, 1e-3
 NEWTON = 3  # the most Newton steps on the lower problem before the first iteration
 SELDOM = 10  # the most iterations between two looks at L_g
 STEADY = 0.03  # a change of L_g that is smaller, relative to it, is none
@@ -153,6 +155,7 @@ class Automatics:
             "v": v.astype(np.float32),
             "w": (w / size if size > 1e-6 else np.zeros_like(w)).astype(np.float32),
             "L": np.asarray([found.mean.safe_L], np.float32),
+            "mu": np.asarray([found.mean.mu], np.float32),
             "clock": np.asarray([iteration + 1, 1, max(10, 2 * iteration), found.mean.safe_L], np.float32),
         }
 
@@ -182,8 +185,8 @@ class Automatics:
         """The method with the steps that the curvature at this state allows. `left` rounds are left, if limited.
 
         As long as the curvature changes, each iteration is followed by a round that looks at it; if it does not,
-        the next look is after twice as many iterations, at most `SELDOM`. If it has doubled since it was measured,
-        and at iterations 10, 20, 40, ..., it is measured again, because lengths and momentum depend on it too.
+        the next look is after twice as many iterations, at most `SELDOM`. At iterations 10, 20, 40, ... it is
+        measured again, with mu; if the length of a series is automatic, also when L_g has doubled.
         """
         steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
         look, pause, again, measured = (float(each) for each in self.arrays["clock"])
@@ -195,14 +198,19 @@ class Automatics:
         if iteration >= again:
             return self._measured_again(point, algorithm, iteration)
         now, last = float(self.arrays["L"][0]), self._tracked(point)
-        if not math.isfinite(last) or last > 2 * measured:
+        series = any(isinstance(m, Terms) for n in self.names for m in marks_of(algorithm, n))
+        if series and not solves(algorithm) and not last <= 2 * measured:
             return self._measured_again(point, algorithm, iteration)
         pause = min(2 * pause, SELDOM) if abs(last / now - 1) < STEADY else 1
         self.arrays["clock"] = np.asarray([iteration + pause, pause, again, measured], np.float32)
-        if last <= SLACK * now:
+        if not last > SLACK * now:
             return algorithm
         self.arrays["L"] = np.asarray([last], np.float32)
-        return self._changed(algorithm, {n: rounded(getattr(algorithm, n) * now / last) for n in steps}, iteration)
+        values = {name: rounded(getattr(algorithm, name) * now / last) for name in steps}
+        spectrum = Spectrum.between(float(self.arrays["mu"][0]), last)
+        lengths = [name for name in self.names if name not in steps and is_lower_length(algorithm, name)]
+        made = advise(with_values(algorithm, values), Curvatures(spectrum), fed.engine.clients.count, lengths)
+        return self._changed(algorithm, values | {each.setting: _number(each) for each in made}, iteration)
 
     def _measured_again(self, point: Point, algorithm: Any, iteration: int) -> Any:
         """The method with the values for the curvature at this point; the upper step size is left to `follow`."""

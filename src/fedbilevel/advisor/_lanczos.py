@@ -129,6 +129,11 @@ class Spectrum:
     values: tuple[float, ...]
     weights: tuple[float, ...]
 
+    @classmethod
+    def between(cls, mu: float, L_g: float) -> Spectrum:
+        """A spectrum of which only the ends are known."""
+        return cls(mu, L_g, 0.0, 0.0, 0, False, (mu, L_g), (0.5, 0.5))
+
     @property
     def condition(self) -> float:
         """L_g / mu; infinite if the lower loss is not strongly convex at the point."""

@@ -18,7 +18,7 @@ from ._lanczos import Measured, Vector, lanczos
 from ._steps import Gradients, Point, mixed_product, start_gradients
 
 NEWTON = 20  # the most Newton steps
-FORCING = 0.1  # the tolerance of their systems, which need not be exact as long as y is far from the solution
+FORCING = 0.01  # the tolerance of their systems, which need not be exact as long as y is far from the solution
 SOLVED = 0.01  # A gradient that is smaller than this share of the first one is that of a solution.
 HALVINGS = 8  # how often a Newton step is shortened before y is left where it is
 

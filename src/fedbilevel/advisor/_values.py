@@ -47,7 +47,8 @@ from ._lanczos import Spectrum
 from ._steps import POWER, Point, client_curvature
 
 BIAS = 0.1
-MOST_TERMS, MOST_ROUNDS, MOST_MOMENTUM = 30, 10, 0.9
+KEPT = 0.25  # the share of the slowest error of y that is left after an outer iteration
+MOST_TERMS, MOST_ROUNDS, MOST_MOMENTUM = 30, 15, 0.9
 DRAWS = 4  # minibatches on which a client measures its curvature
 
 
@@ -168,11 +169,19 @@ def advise(
             known = with_values(known, {name: made[-1].recommended})
     for name in settings:
         for mark in marks_of(algorithm, name):
-            if isinstance(mark, LowerRounds) or (isinstance(mark, Terms) and solves(algorithm)):
-                made.append(_lower_rounds(known, name, found.mean))
-            elif isinstance(mark, Terms):
+            if isinstance(mark, Terms) and not solves(algorithm):
                 made.append(_terms(known, name, mark.more, found.mean, bias))
+            elif isinstance(mark, Terms | LowerRounds):
+                made.append(_lower_rounds(known, name, found.mean))
     return made
+
+
+def is_lower_length(algorithm: Any, setting: str) -> bool:
+    """Whether a setting depends on the condition of the lower problem and not on ∇_y f."""
+    marks = marks_of(algorithm, setting)
+    return any(
+        isinstance(m, LowerRounds | Momentum) or (isinstance(m, Terms) and solves(algorithm)) for m in marks
+    )
 
 
 def solves(algorithm: Any) -> bool:
@@ -214,7 +223,7 @@ def _lower_rounds(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
     rate = min(max(beta * max(spectrum.mu, 0.0), 1e-9), 0.9)
     if heavy and getattr(algorithm, "momentum_y", 0.0) != 0.0:
         rate = min(math.sqrt(rate), 0.9)
-    wanted = math.ceil(math.log(0.5) / math.log(1 - rate))
+    wanted = math.ceil(math.log(KEPT) / math.log(1 - rate))
     rounds = min(max(wanted, 1), MOST_ROUNDS)
     why = "the slowest direction of y loses half of its error in an outer iteration"
     if rounds < wanted:
