@@ -5,7 +5,7 @@
     python benchmarks/automatic_steps.py --out results/steps --problem ridge  # one problem; may be repeated
 
 Every run is a JSON file in the folder, and one that is there is not done again, so the program can be stopped and
-started. It ends with the table of docs/steps.md: the rounds to the target, those that the measurement took included.
+started. It ends with the table of docs/steps.md: the rounds to the target, with those that the measurement took.
 
 The target is a gap of the upper loss f(x, y*(x)) to its minimum, which is computed with exact lower solutions by
 L-BFGS. The grid has, for the same method, four alphas, three betas and two lengths N. Its alphas are powers of ten
@@ -88,10 +88,8 @@ def exact(rows: list[Any], lower: Any, upper: Any, size_y: int, start: Vector, l
         p = np.linalg.solve(np.asarray(g_yy(x, y)), np.asarray(r))
         return float(found), np.asarray(d) - np.asarray(mixed(x, y, p))
 
-    how = dict(
-        jac=True, bounds=[(low, high)] * start.size, method="L-BFGS-B", options=dict(maxiter=2000, ftol=1e-13)
-    )
-    return value, float(minimize(value, start, **how).fun)
+    how = dict(bounds=[(low, high)] * start.size, method="L-BFGS-B", options=dict(maxiter=2000, ftol=1e-13))
+    return value, float(minimize(value, start, jac=True, **how).fun)
 
 
 def penalised(
@@ -131,7 +129,7 @@ def logistic(y: Any, inputs: Any, targets: Any) -> Any:
     return jnp.logaddexp(0.0, -targets * (inputs @ y[:-1] + y[-1]))
 
 
-def quadratic(condition: float, heterogeneity: float) -> Case:
+def quadratic(condition: float, heterogeneity: float, share: float) -> Case:
     made = fb.Quadratic(condition=condition, heterogeneity=heterogeneity).make(5, 0)
     at = made.stationary_point
 
@@ -145,8 +143,8 @@ def quadratic(condition: float, heterogeneity: float) -> Case:
         clients=made.clients,
         method=dict(FAST, estimator="cg"),
         measure=lambda x, y: {"gap": value(np.asarray(x, np.float64)) - value(at)},
-        target=1e-3 * (value(np.zeros(made.size_x)) - value(at)),
-        rounds=600,
+        target=share * (value(np.zeros(made.size_x)) - value(at)),
+        rounds=1000,
         alphas=(0.003, 0.03, 0.3, 1.0),
         betas=(0.1, 0.3, 1.0),
         lengths=(2, 8),
@@ -223,7 +221,7 @@ def cancer() -> Case:
 
 
 def weights() -> Case:
-    """Ten clients with digits, three of them with random labels; x has the logarithm of a weight for each client."""
+    """Ten clients with digits, three of them with random labels; x has the logarithm of each client's weight."""
     from sklearn.datasets import load_digits
 
     a, t = load_digits(return_X_y=True)
@@ -282,8 +280,8 @@ def oracle() -> float:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "quadratic": lambda: quadratic(10.0, 1.0),
-    "quadratic-alike": lambda: quadratic(30.0, 0.0),
+    "quadratic": lambda: quadratic(10.0, 1.0, 1e-3),
+    "quadratic-alike": lambda: quadratic(30.0, 0.0, 0.03),
     "ridge-one": ridge_one,
     "ridge": ridge,
     "cancer": cancer,

@@ -3,6 +3,7 @@
 from ._auto import Automatics, Change
 from ._diagnose import Diagnosis, diagnose
 from ._lanczos import Spectrum
+from ._notes import notes_on
 from ._values import Advice
 
-__all__ = ["Advice", "Automatics", "Change", "Diagnosis", "Spectrum", "diagnose"]
+__all__ = ["Advice", "Automatics", "Change", "Diagnosis", "Spectrum", "diagnose", "notes_on"]

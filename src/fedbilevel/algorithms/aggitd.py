@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from ..federation import Federation
+from ..federation import Federation, Series
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
@@ -166,6 +166,7 @@ class AggITD(LowerWork, AveragedHypergradient):
         summed, free = self.estimator == "summed", regions(fed).y.along
         Q = int(fed.rng("Q").integers(self.N + 1)) if Q is None else Q
         z: Array | None = None
+        first: Array | None = None
         for t in range(self.N + 1):
             fed.hold(y=s.y)
             hessian = dict(z=z, lam=self.lam, source=summed or t == Q, xi=self.xi, u=self.u)
@@ -174,10 +175,12 @@ class AggITD(LowerWork, AveragedHypergradient):
             else:
                 q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=self.zeta)
             z = None if z is None else free(s.y, z)
+            first = z if first is None else first
             if t < self.N:
                 if self.lower_solver == "svrg":
                     fed.note(lower_residual=q)
                     y = fed.round(lower_steps, q=q, **self.lower_work).y
                 s = self.arrived(s, self.landed(fed, y, s.y, before(s)))
-        assert z is not None  # the source enters at t = Q ≤ N
+        assert z is not None and first is not None  # the source enters at t = Q ≤ N
+        fed.show_series(Series(first, z, self.N if summed else self.N - Q, summed))
         return s, self.lam * (1 if summed else self.N + 1) * z

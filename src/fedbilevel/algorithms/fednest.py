@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..errors import SettingsError
-from ..federation import Federation
+from ..federation import Federation, Series
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
@@ -112,6 +112,7 @@ class FedNest(LowerWork, AveragedHypergradient):
         for _ in range(chosen if self.stop_early and not summed else self.T):
             p = free(fed.round(hessian_product, p=p, lam=self.lam, u=self.u).p)
             terms.append(p)
+        fed.show_series(Series(terms[0], terms[-1], len(terms) - 1))
         return sum(terms[1 : self.T], start=terms[0]) / self.T if summed else terms[chosen]
 
     def _released(self, fed: Federation, s: S) -> S:

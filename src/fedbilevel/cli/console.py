@@ -14,6 +14,7 @@ class Bar:
     """A progress bar on the standard error, which is shown only if that is a terminal."""
 
     def __enter__(self) -> Bar:
+        self._told = 0
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("iteration {task.fields[iteration]}"),
@@ -38,6 +39,9 @@ class Bar:
         self._progress.stop()
 
     def __call__(self, step: Step) -> None:
+        for note in step.notes[self._told :]:
+            err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        self._told = len(step.notes)
         self._progress.update(
             self._task,
             completed=step.share,

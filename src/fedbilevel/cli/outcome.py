@@ -46,7 +46,9 @@ def show(spec: Spec, result: Result) -> None:
     if "steps" in summary:
         found = summary["steps"]
         values = ", ".join(f"{name} = {value:.3g}" for name, value in found["values"].items())
-        say(f"steps found in {found['rounds']} rounds: {values}; summary.json has the reasons")
+        say(f"automatic steps, found in {found['rounds']} rounds, at the end: {values}")
+    for note in summary.get("notes", ()):
+        say(f"note: {note}")
     out.print(ledger_table(summary))
     left = summary.get("left_out", {})
     for client, why in list(left.items())[:LEFT_OUT]:

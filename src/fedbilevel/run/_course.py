@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
-from ..advisor import Automatics
+from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
@@ -89,7 +89,7 @@ class Course:
         self.algorithm, self.automatics = setup.algorithm, Automatics.of(setup.algorithm)
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
-        self.ended_early = False
+        self.ended_early, self.notes = False, dict[str, str]()
         self._accountant = None if setup.privacy.mode is None else Accountant(setup.privacy)
         self._writes, self._compilations = folder is not None and processes.is_first(), compilations
         self._states = setup.engine.capabilities.states
@@ -200,8 +200,8 @@ class Course:
 
     def _find_steps(self) -> None:
         """Find the settings that are "auto". They are saved at once, so a run that is resumed measures no more."""
-        found = self.automatics.find(self.fed, self.algorithm, self.state, self.setup.seed)
-        self.algorithm, self.state = found
+        self.algorithm, self.state = self.automatics.find(self.fed, self.algorithm, self.state, self.setup.seed)
+        self.notes["steps"] = f"steps found: {self.automatics.in_words()}"
         self._memory[ADVISOR] = self.automatics.arrays
         self._save()
 
@@ -231,6 +231,7 @@ class Course:
             self._budget.share(self.iteration, self.records),
             self.records[-1],
             lambda: (problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)),
+            tuple(self.notes.values()),
         )
 
     def _told_to_end(self, observers: Sequence[Observer], progress: Progress) -> bool:
@@ -275,6 +276,8 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.automatics.values:
             figures["steps"] = self.automatics.to_mapping()
+        if self.notes:
+            figures["notes"] = [*self.notes.values()]
         if self.ended_early:
             figures["ended_by"] = "observer"
         figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
@@ -356,6 +359,9 @@ class Course:
         if self.folder is not None and self._writes:
             self.folder.append(record)
         self._logs.log(record)
+        for series in self.fed.shown:
+            for kind, text in notes_on(self.algorithm, series).items():
+                self.notes.setdefault(kind, text)
         check_losses(record, self.records[0])
         return record
 
