@@ -209,7 +209,7 @@ def cancer() -> Case:
         30,
         31,
         lambda x, y: jnp.sum(jnp.exp(x) * y[:-1] ** 2),
-        -8.0,
+        -5.0,
         1.0,
         method=dict(FAST, estimator="cg", cg_tolerance=0.03),
         target=2e-3,

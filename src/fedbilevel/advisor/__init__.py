@@ -4,6 +4,6 @@ from ._auto import Automatics, Change
 from ._diagnose import Diagnosis, diagnose
 from ._lanczos import Spectrum
 from ._notes import notes_on
-from ._values import Advice
+from ._values import BIAS, Advice
 
-__all__ = ["Advice", "Automatics", "Change", "Diagnosis", "Spectrum", "diagnose", "notes_on"]
+__all__ = ["BIAS", "Advice", "Automatics", "Change", "Diagnosis", "Spectrum", "diagnose", "notes_on"]

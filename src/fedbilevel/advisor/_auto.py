@@ -220,6 +220,9 @@ class Automatics:
         clients, alpha = point.fed.engine.clients.count, setting_that(algorithm, Moves.UPPER)
         made = advise(algorithm, found, clients, [name for name in self.names if name != alpha])
         values = {each.setting: _number(each) for each in made}
+        for name in values.keys() & self.values.keys():
+            if any(isinstance(m, Terms) for m in marks_of(algorithm, name)) and not solves(algorithm):
+                values[name] = max(values[name], self.values[name])  # near the end ∇_y f is small and says little
         beta = setting_that(algorithm, Moves.LOWER)
         if beta in values and "trial" in self.arrays:
             values[beta] = rounded(values[beta] * float(self.arrays["trial"][0]))

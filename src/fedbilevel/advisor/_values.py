@@ -46,7 +46,7 @@ from ..stepsizes import (
 from ._lanczos import Spectrum
 from ._steps import POWER, Point, client_curvature
 
-BIAS = 0.1
+BIAS = 0.05
 KEPT = 0.5  # the share of the slowest error of y that is left after an outer iteration
 MOST_TERMS, MOST_ROUNDS, MOST_MOMENTUM = 30, 10, 0.9
 DRAWS = 4  # minibatches on which a client measures its curvature

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..advisor import diagnose
+from ..advisor import BIAS, diagnose
 from ..errors import SettingsError
 from ..files import results_folder, storing, write_whole
 from ..spec import load_spec
@@ -25,7 +25,7 @@ def diagnose_command(
     draws: Annotated[int, typer.Option(min=1, help="How often the method's estimate is drawn.")] = 8,
     bias: Annotated[
         float, typer.Option(min=1e-6, max=1.0, help="The bias for which a length is recommended.")
-    ] = 0.1,
+    ] = BIAS,
 ) -> None:
     """Measure curvature and hypergradient at a spec's start, and recommend step sizes. Nothing is trained."""
     chosen = load_spec(spec, sets or [])

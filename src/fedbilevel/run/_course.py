@@ -276,8 +276,8 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.automatics.values:
             figures["steps"] = self.automatics.to_mapping()
-        if self.notes:
-            figures["notes"] = [*self.notes.values()]
+        if advice := [text for kind, text in self.notes.items() if kind != "steps"]:
+            figures["notes"] = advice
         if self.ended_early:
             figures["ended_by"] = "observer"
         figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
