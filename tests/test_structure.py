@@ -25,6 +25,7 @@ ROOMS = [
     "federate",
     "studies",
     "run",
+    "advisor",
     "loggers",
     "report",
     "spec",

@@ -1,5 +1,6 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
+from .advisor import Advice, Diagnosis, diagnose
 from .agents import Agents
 from .aggregate import (
     Bucketing,
@@ -63,13 +64,15 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import Inverse, Moves
+from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AUTO",
     "MADSBO",
     "Accountant",
+    "Advice",
     "Agents",
     "AggITD",
     "Algorithm",
@@ -93,6 +96,7 @@ __all__ = [
     "CorruptData",
     "DataUnavailable",
     "Dataset",
+    "Diagnosis",
     "Diverged",
     "Draw",
     "Engine",
@@ -114,7 +118,9 @@ __all__ = [
     "LoggedRun",
     "Logger",
     "Loop",
+    "LowerRounds",
     "Median",
+    "Momentum",
     "Moves",
     "MultiKrum",
     "NaiveITD",
@@ -152,6 +158,7 @@ __all__ = [
     "StorageError",
     "Stream",
     "Task",
+    "Terms",
     "TooFewReplies",
     "TrimmedMean",
     "UnknownName",
@@ -159,9 +166,12 @@ __all__ = [
     "X",
     "Y",
     "about",
+    "alone",
+    "automatic",
     "check",
     "client_step",
     "clients_from",
+    "diagnose",
     "gather_by",
     "load_run",
     "load_spec",

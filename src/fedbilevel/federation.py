@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jax import Array
@@ -43,6 +43,18 @@ class _Shelf:
     version: int
     value: Array
     holders: set[int]
+
+
+class Series(NamedTuple):
+    """A series of Hessian products of a method: its first and last vector, and how many products are between them.
+
+    summed   whether the last vector is the sum of the terms and not the last term
+    """
+
+    first: Array
+    last: Array
+    products: int
+    summed: bool = False
 
 
 class Accounting(Protocol):
@@ -101,6 +113,7 @@ class Federation:
         self._wanted: int | None = None  # the number of replies that is enough; None means all
         self._shelves: dict[str, _Shelf] = {}
         self.noted: dict[str, Array] = {}  # shared with the cohorts that are drawn from this federation
+        self.shown: list[Series] = []  # the newest series; shared as well
         self._drawn = 0  # the round in which this cohort was drawn
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
@@ -175,6 +188,10 @@ class Federation:
         if part is None or states is None:
             return None
         return OwnVariables(part, self.engine.clients, lambda i: states.read(i, self.ledger.clock).get(KEPT))
+
+    def show_series(self, series: Series) -> None:
+        """Show the Hessian products of this outer iteration, from which a run is advised. It costs nothing."""
+        self.shown[:] = [series]
 
     def settle(self) -> None:
         """Note that everything so far is in a checkpoint, so clients need not keep older states."""

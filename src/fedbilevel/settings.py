@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from .errors import SettingsError, one_line, shown
 from .names import PYTHON, Names, address_of, lacking, locate, users_code
+from .stepsizes import WORD, Automatic
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
@@ -149,6 +150,8 @@ def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
             made |= own
         elif field.name in choices:
             made[field.name] = named(choices[field.name], own, changed)
+        elif isinstance(own, Automatic):
+            made[field.name] = WORD
         elif is_settings(type(own)):
             made[field.name] = to_mapping(own, changed)
         elif isinstance(own, (str, dict, *PLAIN)) and not hasattr(own, "_fields"):
@@ -200,6 +203,8 @@ def _line(detail: ErrorDetails, where: str, known: list[str]) -> str:
     value = list(detail["input"]) if isinstance(detail["input"], tuple) else detail["input"]
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
+    if isinstance(value, Automatic) or (value == WORD and "number" in message + detail["type"]):
+        message = "this setting cannot be found automatically; give a number"
     return f"{name} = {shown(value)} is wrong: {message}" if field else f"{name}: {message}"
 
 

@@ -30,11 +30,11 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from ..federation import Federation
+from ..federation import Federation, Series
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
-from ..stepsizes import Moves
+from ..stepsizes import Moves, Terms, automatic
 from .conjugate import solve
 from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_steps, regions
 
@@ -98,8 +98,15 @@ def system(c: Oracle, p: Array | None, source: bool, xi: Draw, u: Draw) -> Syste
 class AggITD(LowerWork, ImplicitHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration, and the length of the Hessian product")] = 1
-    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+    N: Annotated[
+        Count,
+        Terms(1),
+        automatic,
+        about("lower rounds per outer iteration, and the length of the Hessian product"),
+    ] = 1
+    lam: Annotated[Positive, Moves.PRODUCT, automatic, about("step λ of the Hessian product; at most 1/L_g")] = (
+        0.01
+    )
     estimator: Annotated[
         Literal["sampled", "summed", "cg"],
         about("sampled: the paper's random Q; summed: its mean over Q; cg: conjugate gradients, without λ"),
@@ -160,6 +167,7 @@ class AggITD(LowerWork, ImplicitHypergradient):
         summed, free = self.estimator == "summed", regions(fed).y.along
         Q = int(fed.rng("Q").integers(self.N + 1)) if Q is None else Q
         z: Array | None = None
+        first: Array | None = None
         for t in range(self.N + 1):
             fed.hold(y=s.y)
             hessian = dict(z=z, lam=self.lam, source=summed or t == Q, xi=self.xi, u=self.u)
@@ -168,10 +176,12 @@ class AggITD(LowerWork, ImplicitHypergradient):
             else:
                 q, z = fed.round(gradients, **hessian, last=t == self.N, zeta=self.zeta)
             z = None if z is None else free(s.y, z)
+            first = z if first is None else first
             if t < self.N:
                 if self.lower_solver == "svrg":
                     fed.note(lower_residual=q)
                     y = fed.round(lower_steps, q=q, **self.lower_work).y
                 s = self.arrived(s, self.landed(fed, y, s.y, before(s)))
-        assert z is not None  # the source enters at t = Q ≤ N
+        assert z is not None and first is not None  # the source enters at t = Q ≤ N
+        fed.show_series(Series(first, z, self.N if summed else self.N - Q, summed))
         return s, self.lam * (1 if summed else self.N + 1) * z

@@ -29,11 +29,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..errors import SettingsError
-from ..federation import Federation
+from ..federation import Federation, Series
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
-from ..stepsizes import Moves
+from ..stepsizes import LowerRounds, Moves, Terms, automatic
 from .local import ImplicitHypergradient, LowerWork, S, regions
 
 
@@ -68,10 +68,13 @@ def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> Hessi
 class FedNest(LowerWork, ImplicitHypergradient):
     """FedNest: the AID-based hypergradient, in a separate communication loop."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration")] = 1
-    T: Annotated[Count, about("rounds of the Hessian loop")] = 5
+    N: Annotated[Count, LowerRounds(), automatic, about("lower rounds per outer iteration")] = 1
+    T: Annotated[Count, Terms(0), automatic, about("rounds of the Hessian loop")] = 5
     lam: Annotated[
-        Positive, Moves.PRODUCT, about("step λ of the Hessian product; released_code uses alpha instead")
+        Positive,
+        Moves.PRODUCT,
+        automatic,
+        about("step λ of the Hessian product; released_code uses alpha instead"),
     ] = 0.01
     estimator: Annotated[
         Literal["sampled", "summed"], about("paper mode, sampled: p at the random T'; summed: its mean over T'")
@@ -109,6 +112,7 @@ class FedNest(LowerWork, ImplicitHypergradient):
         for _ in range(chosen if self.stop_early and not summed else self.T):
             p = free(fed.round(hessian_product, p=p, lam=self.lam, u=self.u).p)
             terms.append(p)
+        fed.show_series(Series(terms[0], terms[-1], len(terms) - 1))
         return sum(terms[1 : self.T], start=terms[0]) / self.T if summed else terms[chosen]
 
     def _released(self, fed: Federation, s: S) -> S:

@@ -22,7 +22,7 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, sgd
-from ..stepsizes import Moves
+from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
 from .local import LowerWork, S, SecondDerivatives, Upper, UpperWork
 
 
@@ -51,9 +51,11 @@ def local_upper_steps(
 class LFedNest(LowerWork, UpperWork, SecondDerivatives):
     """LFedNest: every client uses its own hypergradient, and only x and y are averaged."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration")] = 1
-    T: Annotated[Count, about("terms of the client's Neumann series beyond the first")] = 5
-    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the Hessian product; at most 1/L_g")] = 0.01
+    N: Annotated[Count, LowerRounds(), automatic, about("lower rounds per outer iteration")] = 1
+    T: Annotated[Count, Terms(1), automatic, about("terms of the client's Neumann series beyond the first")] = 5
+    lam: Annotated[
+        Positive, Moves.PRODUCT, alone, automatic, about("step λ of the Hessian product; at most 1/L_g")
+    ] = 0.01
 
     def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: N+1 rounds with SGD, 2N+1 with SVRG."""

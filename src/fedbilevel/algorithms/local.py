@@ -23,7 +23,7 @@ from ..own import own_part
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
-from ..stepsizes import Moves, StepSize
+from ..stepsizes import Momentum, Moves, StepSize, automatic
 from .optimiser import Memory, advance, chosen, first_memory
 
 BatchSize = Count | Literal["full"]
@@ -185,7 +185,7 @@ class LocalWork:
 class LowerWork(LocalWork):
     """One-Round-Lower: local steps on the lower loss, and the gradient q that corrects them."""
 
-    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.003
+    beta: Annotated[Positive, Moves.LOWER, automatic, about("lower step size β")] = 0.003
     lower_solver: Annotated[
         Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
     ] = "svrg"
@@ -199,7 +199,10 @@ class LowerWork(LocalWork):
     batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"
     batch_zeta_local: Annotated[BatchSize, about("rows for a lower local step")] = 10
     momentum_y: Annotated[
-        Annotated[float, Field(ge=0, lt=1)], about("heavy-ball momentum of y over the lower rounds, at the server")
+        Annotated[float, Field(ge=0, lt=1)],
+        Momentum(),
+        automatic,
+        about("heavy-ball momentum of y over the lower rounds, at the server"),
     ] = 0.0
 
     @property
@@ -247,7 +250,7 @@ class LowerWork(LocalWork):
 class UpperWork(LocalWork):
     """One-Round-Upper: local steps on the upper loss."""
 
-    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
+    alpha: Annotated[Positive, Moves.UPPER, automatic, about("upper step size α")] = 0.01
     upper_steps: Annotated[Steps, about("upper local steps τ: one number, or a list with one for each client")] = 1
     batch_xi_local: Annotated[BatchSize, about("rows for an upper local step")] = "full"
     upper: Annotated[

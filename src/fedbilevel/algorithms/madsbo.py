@@ -36,7 +36,7 @@ from ..oracle import Oracle
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, PerClient, Sample, Y, client_step
-from ..stepsizes import Moves
+from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
 from .graphs import Matrix, Network, own, spread
 from .local import BatchSize, Hypergradient, rows_of
 
@@ -87,10 +87,12 @@ class MADSBO(Network):
         Annotated[float, Field(gt=0, le=1)] | None,
         about("weight θ of a new hypergradient in the moving average; default: alpha, as in the paper"),
     ] = None
-    T: Annotated[Count, about("lower steps per outer iteration")] = 5
-    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.01
-    N: Annotated[Count, about("steps on the Hessian system per outer iteration")] = 5
-    gamma: Annotated[Positive, Moves.PRODUCT, about("step size γ on the Hessian system; below 1/L_g")] = 0.01
+    T: Annotated[Count, LowerRounds(), automatic, about("lower steps per outer iteration")] = 5
+    beta: Annotated[Positive, Moves.LOWER, alone, automatic, about("lower step size β")] = 0.01
+    N: Annotated[Count, Terms(0), automatic, about("steps on the Hessian system per outer iteration")] = 5
+    gamma: Annotated[
+        Positive, Moves.PRODUCT, alone, automatic, about("step size γ on the Hessian system; below 1/L_g")
+    ] = 0.01
     batch_zeta: Annotated[BatchSize, about("rows for the gradient of the lower loss")] = "full"
     batch_u: Annotated[BatchSize, about("rows for a Hessian product")] = "full"
     batch_xi: Annotated[BatchSize, about("rows for the gradients of the upper loss")] = "full"

@@ -14,6 +14,7 @@ import typer
 
 from ..errors import FedBilevelError
 from ..runtime import prepare_runtime
+from .advise import diagnose_command
 from .after import compare_command, export_command, show_command
 from .bench import bench_command
 from .data import data_app
@@ -37,6 +38,7 @@ app.command("server")(server_command)
 app.command("audit")(audit_command)
 app.command("federate")(federate_command)
 app.command("check")(check_command)
+app.command("diagnose")(diagnose_command)
 app.command("reproduce")(reproduce_command)
 app.command("tune")(tune_command)
 app.command("theory")(theory_command)

@@ -20,6 +20,7 @@ class Bar:
         self.metric = metric
 
     def __enter__(self) -> Bar:
+        self._told = 0
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("iteration {task.fields[iteration]}"),
@@ -44,6 +45,9 @@ class Bar:
         self._progress.stop()
 
     def __call__(self, step: Step) -> None:
+        for note in step.notes[self._told :]:
+            err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        self._told = len(step.notes)
         self._progress.update(
             self._task,
             completed=step.share,

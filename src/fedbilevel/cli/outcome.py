@@ -43,6 +43,12 @@ def show(spec: Spec, result: Result) -> None:
             f"privacy, {spent['mode']}: epsilon = {spent['epsilon']:.3g} at delta = {spent['delta']:g} "
             f"for all data of one client (noise {spent['noise']:g}); see docs/privacy.md"
         )
+    if "steps" in summary:
+        found = summary["steps"]
+        values = ", ".join(f"{name} = {value:.3g}" for name, value in found["values"].items())
+        say(f"automatic steps, found in {found['rounds']} rounds, at the end: {values}")
+    for note in summary.get("notes", ()):
+        say(f"note: {note}")
     out.print(ledger_table(summary))
     left = summary.get("left_out", {})
     for client, why in list(left.items())[:LEFT_OUT]:

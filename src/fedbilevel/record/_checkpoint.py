@@ -42,6 +42,7 @@ class Checkpoint(NamedTuple):
     restarts   the times that the run went back from divergence
     clients    the files with the states of clients: the number of a client, and the name of its file
     memory     what rules that remember know of the rounds so far: arrays by step and field
+    steps      the values of settings that are "auto", and how they came about
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -50,6 +51,7 @@ class Checkpoint(NamedTuple):
     restarts: tuple[Restart, ...] = ()
     clients: Mapping[str, str] = {}
     memory: Mapping[str, Mapping[str, np.ndarray]] = {}
+    steps: Mapping[str, Any] = {}
 
 
 class Seal(NamedTuple):
@@ -163,6 +165,8 @@ def encode(checkpoint: Checkpoint, seal: Seal) -> bytes:
     }
     if checkpoint.clients:
         header["clients"] = json.dumps(dict(checkpoint.clients))
+    if checkpoint.steps:
+        header["steps"] = json.dumps(dict(checkpoint.steps))
     arrays = {name: _in_order(array) for name, array in checkpoint.arrays.items()}
     places: dict[str, tuple[str, str]] = {}
     for step, fields in checkpoint.memory.items():
@@ -197,6 +201,7 @@ def decode(path: Path) -> tuple[Checkpoint, Seal]:
             restarts=tuple(Restart(*each) for each in json.loads(header["restarts"])),
             clients=dict(json.loads(header.get("clients", "{}"))),
             memory=memory,
+            steps=dict(json.loads(header.get("steps", "{}"))),
         )
         Ledger.from_mapping(checkpoint.ledger)  # raises unless it is the mapping of a ledger
         seal = Seal(header["spec"], header["history"])

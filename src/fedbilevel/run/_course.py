@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
+from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
 from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine
@@ -21,17 +22,19 @@ from ..loggers import LoggedRun, Logs
 from ..own import KEPT, OwnVariables, own_part
 from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Task
-from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, restore_state, summarise
+from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state, summarise
 from ..report import draw_curve
 from ..rng import Root
 from ..runtime import peak_memory
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
+from ..stepsizes import with_values
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
 from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
 RESTARTS = 8  # A run that still diverges after this many halvings ends.
+ADVISOR = "advisor"  # the name in the memory under which automatic settings keep what they need of the past
 CLIENTS = "clients"  # the folder of the clients' states, in the run folder
 
 
@@ -75,6 +78,7 @@ class _Good:
     ledger: dict[str, Any]
     records: int
     memory: Memory
+    steps: dict[str, Any]
 
 
 class Course:
@@ -82,10 +86,10 @@ class Course:
 
     def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int], logs: Logs) -> None:
         self.setup, self.folder, self._logs = setup, folder, logs
-        self.algorithm = setup.algorithm
+        self.algorithm, self.automatics = setup.algorithm, Automatics.of(setup.algorithm)
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
-        self.ended_early = False
+        self.ended_early, self.notes = False, dict[str, str]()
         self._remember = own_part(setup.task.problem) is not None
         private = setup.privacy.mode is not None
         self._accountant = Accountant(setup.privacy, remember=self._remember) if private else None
@@ -112,25 +116,26 @@ class Course:
         """Make the folder ready; continue from its checkpoint, or evaluate the start."""
         kept: dict[str, str] = {}
 
-        def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart]]:
+        def opened() -> tuple[int, dict[str, Any], list[dict[str, Any]], list[Restart], dict[str, Any]]:
             if self.folder is None:
-                return 0, Ledger().to_mapping(), [], []
+                return 0, Ledger().to_mapping(), [], [], {}
             ways = dict(resume=resume, overwrite=overwrite, accept_change=accept_change)
             saved = self.folder.open(self.setup.plan, **ways)
             if saved is None:
-                return 0, Ledger().to_mapping(), [], []
+                return 0, Ledger().to_mapping(), [], [], {}
             self.state = restore_state(self.state, saved.arrays)
             kept.update(saved.clients)
             self._memory = _copied(saved.memory)
-            return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts]
+            return saved.iteration, saved.ledger, self.folder.history(), [*saved.restarts], dict(saved.steps)
 
-        self.iteration, books, self.records, restarts = processes.from_first(opened)
+        self.iteration, books, self.records, restarts, steps = processes.from_first(opened)
         self._open_books()
         self.restarts = [Restart(*each) for each in restarts]
         for each in self.restarts:
             self.algorithm = smaller(self.algorithm, each.setting, each.after)
         self.state = processes.arrays_from_first(self.state)
         self._memory = _memory_from_first(self._memory)
+        self._restore_steps(steps)
         if self._states is not None and self.folder is not None:
             self._open_states(self._states, self.folder.path / CLIENTS, kept)
         elif self._states is not None:
@@ -175,12 +180,15 @@ class Course:
     def advance(self, observers: Sequence[Observer]) -> None:
         """Do outer iterations until the budget is spent, or an observer ends the run."""
         rules, budget, records = self.setup.evaluate, self._budget, self.records
+        if self.automatics.waiting and not budget.spent(self.iteration, records):
+            self._find_steps()
         while not budget.spent(self.iteration, records):
             self.fed.noted.clear()
             before = self.state
             self.state = self.algorithm.step(self.fed, self.state)
             self._before = before
             self.iteration += 1
+            self._adjust_steps(before)
             last = budget.spent(self.iteration, records)
             if self.iteration % rules.every == 0 or last:
                 self._evaluate()
@@ -194,6 +202,29 @@ class Course:
                 self._save()
                 return
 
+    def _find_steps(self) -> None:
+        """Find the settings that are "auto". They are saved at once, so a run that is resumed measures no more."""
+        self.algorithm, self.state = self.automatics.find(self.fed, self.algorithm, self.state, self.setup.seed)
+        self.notes["steps"] = f"steps found: {self.automatics.in_words()}"
+        self._memory[ADVISOR] = self.automatics.arrays
+        self._save()
+
+    def _adjust_steps(self, before: Any) -> None:
+        """Give the automatic settings the values for the next iteration."""
+        own = self.automatics
+        if own.values:
+            self.algorithm = own.follow(self.fed, self.algorithm, before, self.state)
+            limit = self.setup.stop.rounds
+            left = None if limit is None else limit - self.ledger.rounds
+            self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration, left)
+
+    def _restore_steps(self, saved: Mapping[str, Any]) -> None:
+        """Continue with automatic settings as they were saved."""
+        if saved:
+            self.automatics.restore(saved, self._memory.get(ADVISOR, {}))
+            self._memory[ADVISOR] = self.automatics.arrays
+            self.algorithm = with_values(self.algorithm, self.automatics.values)
+
     def _progress(self) -> Progress:
         """What observers are told: the parameters are restored only if one of them asks."""
         problem, state = self.setup.task.problem, self.state
@@ -204,6 +235,7 @@ class Course:
             self._budget.share(self.iteration, self.records),
             self.records[-1],
             lambda: (problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)),
+            tuple(self.notes.values()),
         )
 
     def _told_to_end(self, observers: Sequence[Observer], progress: Progress) -> bool:
@@ -228,8 +260,11 @@ class Course:
         lost = self.ledger.rounds - Ledger.from_mapping(good.ledger).rounds
         setting, value, suggested, _ = found
         self.restarts.append(Restart(good.iteration, setting, value, suggested, lost, str(error)))
-        self.algorithm = smaller(self.algorithm, setting, suggested)
         self.state, self.iteration, self._memory = good.state, good.iteration, _copied(good.memory)
+        self._restore_steps(good.steps)
+        self.algorithm = smaller(self.algorithm, setting, suggested)
+        if setting in self.automatics.values:
+            self.automatics.values[setting] = suggested
         self._set_ledger(Ledger.from_mapping(good.ledger))
         del self.records[good.records :]
         self._rewrite_history()
@@ -246,6 +281,10 @@ class Course:
         figures |= spent(self._accountant, self.fed)
         if self.restarts:
             figures["restarts"] = [each._asdict() for each in self.restarts]
+        if self.automatics.values:
+            figures["steps"] = self.automatics.to_mapping()
+        if advice := [text for kind, text in self.notes.items() if kind != "steps"]:
+            figures["notes"] = advice
         if self.ended_early:
             figures["ended_by"] = "observer"
         figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
@@ -296,12 +335,14 @@ class Course:
             kept = {} if self._states is None else self._states.save(self.ledger.clock)
             books, restarts = self.ledger.to_mapping(), tuple(self.restarts)
             arrays, memory = flatten_state(self.state), self._memory
-            self.folder.save(self.setup.plan, Checkpoint(arrays, self.iteration, books, restarts, kept, memory))
+            steps = self.automatics.to_mapping() if self.automatics.values else {}
+            saved = Checkpoint(arrays, self.iteration, books, restarts, kept, memory, steps)
+            self.folder.save(self.setup.plan, saved)
         self.fed.settle()
 
     def _here(self) -> _Good:
-        memory = _copied(self._memory)
-        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records), memory)
+        memory, steps = _copied(self._memory), self.automatics.to_mapping() if self.automatics.values else {}
+        return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records), memory, steps)
 
     def _rewrite_history(self) -> None:
         if self.folder is not None and self._writes:
@@ -327,10 +368,15 @@ class Course:
             )
         if self.restarts:
             record["restarts"] = len(self.restarts)
+        for name, value in self.automatics.moving(self.algorithm, setup.task.clients.count).items():
+            record.setdefault(name, number(value))
         self.records.append(record)
         if self.folder is not None and self._writes:
             self.folder.append(record)
         self._logs.log(record)
+        for series in self.fed.shown:
+            for kind, text in notes_on(self.algorithm, series).items():
+                self.notes.setdefault(kind, text)
         check_losses(record, self.records[0])
         return record
 

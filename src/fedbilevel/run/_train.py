@@ -237,7 +237,11 @@ def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnD
             course.advance(observers)
             return
         except Diverged as error:
-            found, restart = None if error.at_start else course.blame(error), on_divergence == "restart"
+            found = None if error.at_start else course.blame(error)
+            # A value that the user has not chosen is corrected without being asked.
+            restart = on_divergence == "restart" or (
+                found is not None and found.setting in course.automatics.names
+            )
             if restart and course.go_back(error, found):
                 continue
             what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)

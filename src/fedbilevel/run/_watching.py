@@ -37,7 +37,8 @@ def _elsewhere() -> tuple[Any, Any]:
 class Progress:
     """What an observer is told after every outer iteration. `share` is the used share of the budget.
 
-    `x` and `y` are the parameters as pytrees. They are restored when they are asked for.
+    `x` and `y` are the parameters as pytrees. They are restored when they are asked for. `notes` are lines
+    about the step sizes of the run, each told once.
     """
 
     iteration: int
@@ -46,6 +47,7 @@ class Progress:
     share: float
     record: dict[str, Any]
     parameters: Callable[[], tuple[Any, Any]] = field(default=_elsewhere, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def x(self) -> Any:
@@ -59,7 +61,7 @@ class Progress:
 
     def to_mapping(self) -> dict[str, Any]:
         """The progress without the parameters, as plain values."""
-        names = ("iteration", "rounds", "seconds", "share", "record")
+        names = ("iteration", "rounds", "seconds", "share", "record", "notes")
         return {name: getattr(self, name) for name in names}
 
 

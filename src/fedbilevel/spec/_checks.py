@@ -13,6 +13,7 @@ from ..own import own_part
 from ..privacy import Privacy
 from ..problem import BilevelProblem
 from ..settings import is_settings, named
+from ..stepsizes import Moves, automatic_settings, marks_of, step_sizes
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
 
 
@@ -52,6 +53,19 @@ def check_parts(
         )
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
+    for name in automatic_settings(algorithm) if privacy.mode is not None else ():
+        raise SettingsError(
+            f"algorithm.{name} = 'auto' is wrong with privacy.mode = {privacy.mode!r}: the measurement that finds "
+            "it would release more than the accountant expects; give a number (fedbilevel diagnose on public data "
+            "recommends one)"
+        )
+    used = {each.setting for each in step_sizes(algorithm)}
+    for name in automatic_settings(algorithm):
+        if any(isinstance(mark, Moves) for mark in marks_of(algorithm, name)) and name not in used:
+            raise SettingsError(
+                f"algorithm.{name} = 'auto' is wrong: this method does not use it, because of another setting (an "
+                "optimiser has its own learning_rate, and estimator = 'cg' needs no lam); leave it out"
+            )
     evaluate.check(privacy)
     stop.check()
 

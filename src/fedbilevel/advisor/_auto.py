@@ -1,0 +1,313 @@
+"""Settings that are "auto": found before the first outer iteration, and kept right while x moves.
+
+    find      measures the start by rounds of the federation and replaces every "auto" by a number
+    follow    the next upper step size, from the hypergradients that the method has computed anyway; no rounds
+    track     one round: two Hessian products that follow the largest eigenvector; if L_g has grown, smaller steps
+
+What these need of the past is in a memory of arrays, which is saved and restored with the state of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..algorithms.local import LowerWork, ServerState, State
+from ..feasible import regions_of
+from ..federation import Federation
+from ..steps import Sample
+from ..stepsizes import Moves, Terms, automatic_settings, marks_of, with_values
+from ._lanczos import Measured, Spectrum, lanczos
+from ._steps import Point, lanczos_products
+from ._truth import gradients, hypergradient_at, newton
+from ._upper import NOTED, adapted, first_step, fixed_step, is_exact, upper_length
+from ._values import (
+    Advice,
+    Curvatures,
+    advise,
+    along_the_mean,
+    by_rounds,
+    is_lower_length,
+    measure_clients,
+    moves_of,
+    rounded,
+    setting_that,
+    solves,
+)
+
+PRODUCTS, TOLERANCE = 20, 1e-3
+NEWTON = 3  # the most Newton steps on the lower problem before the first iteration
+SELDOM = 10  # the most iterations between two looks at L_g
+STEADY = 0.03  # a change of L_g that is smaller, relative to it, is none
+ENOUGH = 2 * PRODUCTS  # With fewer rounds left, the curvature is not looked at any more.
+NOISE = 1e-4  # A residual that is smaller, relative to the eigenvalue, is the rounding of float32.
+SLACK = 1.1  # how far a step size may be beyond its value before it is made smaller
+DESCENTS, SHRINKS = 3, 4  # the trial of several local steps: lower rounds, and how often β is divided by 4
+
+
+class Change(NamedTuple):
+    """A setting that was changed because the curvature had changed."""
+
+    iteration: int
+    setting: str
+    before: float
+    after: float
+
+
+@dataclass
+class Automatics:
+    """The automatic settings of a run: their values, and what they need of the past.
+
+    names      the settings that are "auto"
+    values     their present values; empty before they are found
+    why        the reasons, by setting
+    cost       how many rounds were spent to find them
+    changes    the changes since
+    arrays     vectors of the past
+    """
+
+    names: tuple[str, ...]
+    values: dict[str, float] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    cost: int = 0
+    changes: list[Change] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, algorithm: Any) -> Automatics:
+        """The automatic settings of a method, none of them found yet."""
+        return cls(automatic_settings(algorithm))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are settings without a value."""
+        return bool(self.names) and not self.values
+
+    def in_words(self) -> str:
+        """The values in one line."""
+        told = ", ".join(f"{name} = {value:.3g}" for name, value in self.values.items())
+        return f"{told} ({self.cost} rounds)"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Everything but the arrays as JSON values; `restore` is the inverse."""
+        return {
+            "values": dict(self.values),
+            "why": dict(self.why),
+            "rounds": self.cost,
+            "changes": [list(change) for change in self.changes],
+        }
+
+    def restore(self, saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from what was saved."""
+        self.values, self.why = dict(saved["values"]), dict(saved["why"])
+        self.cost, self.changes = saved["rounds"], [Change(*each) for each in saved["changes"]]
+        self.arrays = dict(arrays)
+
+    # Before the first iteration ---------------------------------------------------------------------------
+
+    def find(self, fed: Federation, algorithm: Any, state: Any, seed: int) -> tuple[Any, Any]:
+        """Replace every "auto" by a number. Returns the method and the state to begin with.
+
+        If the state consists of x and y alone, its y is then the one that the measurement has come to.
+        """
+        before, asked = fed.ledger.rounds, by_rounds(algorithm, fed)
+        point = Point(asked[0], state.x, state.y, by_rounds=asked[1])
+        how: dict[str, Any] = dict(tolerance=TOLERANCE, most=PRODUCTS, seed=seed)
+        alpha = setting_that(algorithm, Moves.UPPER)
+        free = regions_of(fed.engine.problem).y.project is None  # Newton steps know no feasible set
+        settles = free and isinstance(state, State | ServerState) and alpha in self.names
+        at = gradients(point)
+        if settles:
+            point, at = newton(point, at, steps=NEWTON, **how)
+        truth = hypergradient_at(point, at, **how)
+        found = measure_clients(point, algorithm, truth.measured.spectrum, seed)
+        clients = fed.engine.clients.count
+        made = advise(algorithm, found, clients, self.names)
+        known = with_values(algorithm, {each.setting: each.recommended for each in made})
+        beta = setting_that(algorithm, Moves.LOWER)
+        if beta in self.names and isinstance(algorithm, LowerWork) and not along_the_mean(algorithm):
+            tried = {each.setting: _tried(point, known, each) for each in made if each.setting == beta}
+            ratios = [tried[each.setting].recommended / each.recommended for each in made if each.setting in tried]
+            self.arrays["trial"] = np.asarray(ratios, np.float32)
+            made = [tried.get(each.setting, each) for each in made]
+        if alpha is not None and alpha in self.names:
+            made.append(_upper(point, truth, known, alpha, clients, how))
+        self.values = {each.setting: _number(each) for each in made}
+        self.why = {each.setting: each.why for each in made}
+        self._remember(truth.measured, found, 0)
+        self.cost = fed.ledger.rounds - before
+        resolved = with_values(algorithm, self.values)
+        return resolved, _at(state, point.y) if settles else state
+
+    def _remember(self, measured: Measured, found: Curvatures, iteration: int) -> None:
+        """The largest eigenvector and L_g, for `track`, and when they are looked at next."""
+        v = measured.ends.top()
+        w = np.asarray(measured.solving.top() if measured.solving.products else v)
+        w = w - v * (v @ w)
+        size = np.linalg.norm(w)
+        self.arrays |= {
+            "v": v.astype(np.float32),
+            "w": (w / size if size > 1e-6 else np.zeros_like(w)).astype(np.float32),
+            "L": np.asarray([found.mean.safe_L], np.float32),
+            "mu": np.asarray([found.mean.mu], np.float32),
+            "clock": np.asarray([iteration + 1, 1, max(10, 2 * iteration), found.mean.safe_L], np.float32),
+        }
+
+    # While the run goes on ----------------------------------------------------------------------------------
+
+    def follow(self, fed: Federation, algorithm: Any, before: Any, after: Any) -> Any:
+        """The method with the upper step size of its next iteration."""
+        alpha = setting_that(algorithm, Moves.UPPER)
+        if alpha not in self.names or not is_exact(algorithm, fed.engine.clients.count):
+            return algorithm
+        value, length = getattr(algorithm, alpha), upper_length(algorithm)
+        h = fed.noted.get(NOTED)
+        if h is None:  # a method without a common hypergradient moves x along the mean of the clients' own
+            h = (np.asarray(before.x, np.float64) - np.asarray(after.x, np.float64)) / (value * length)
+        own = {name.removeprefix("alpha."): a for name, a in self.arrays.items() if name.startswith("alpha.")}
+        self.values[alpha] = adapted(own, value, np.asarray(before.x), np.asarray(h), length)
+        self.arrays |= {f"alpha.{name}": array for name, array in own.items()}
+        return with_values(algorithm, {alpha: self.values[alpha]})
+
+    def moving(self, algorithm: Any, clients: int) -> dict[str, float]:
+        """The values that change from one iteration to the next."""
+        alpha = setting_that(algorithm, Moves.UPPER) if self.values else None
+        moves = alpha is not None and alpha in self.names and is_exact(algorithm, clients)
+        return {alpha: self.values[alpha]} if moves and alpha is not None else {}
+
+    def track(self, fed: Federation, algorithm: Any, state: Any, iteration: int, left: int | None) -> Any:
+        """The method with the steps that the curvature at this state allows. `left` rounds are left, if limited.
+
+        As long as the curvature changes, each iteration is followed by a round that looks at it; if it does not,
+        the next look is after twice as many iterations, at most `SELDOM`. At iterations 10, 20, 40, ... it is
+        measured again, with mu; if the length of a series is automatic, also when L_g has doubled.
+        """
+        steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
+        look, pause, again, measured = (float(each) for each in self.arrays["clock"])
+        enough = left is None or left > ENOUGH
+        if not (steps and algorithm.needs_server and enough and iteration >= min(look, again)):
+            return algorithm
+        cohort, rounds = by_rounds(algorithm, fed)
+        point = Point(cohort, state.x, state.y, by_rounds=rounds)
+        if iteration >= again:
+            return self._measured_again(point, algorithm, iteration)
+        now, last = float(self.arrays["L"][0]), self._tracked(point)
+        series = any(isinstance(m, Terms) for n in self.names for m in marks_of(algorithm, n))
+        if series and not solves(algorithm) and not last <= 2 * measured:
+            return self._measured_again(point, algorithm, iteration)
+        pause = min(2 * pause, SELDOM) if abs(last / now - 1) < STEADY else 1
+        self.arrays["clock"] = np.asarray([iteration + pause, pause, again, measured], np.float32)
+        if not last > SLACK * now:
+            return algorithm
+        self.arrays["L"] = np.asarray([last], np.float32)
+        values = {name: rounded(getattr(algorithm, name) * now / last) for name in steps}
+        spectrum = Spectrum.between(float(self.arrays["mu"][0]), last)
+        lengths = [name for name in self.names if name not in steps and is_lower_length(algorithm, name)]
+        made = advise(with_values(algorithm, values), Curvatures(spectrum), fed.engine.clients.count, lengths)
+        return self._changed(algorithm, values | {each.setting: _number(each) for each in made}, iteration)
+
+    def _measured_again(self, point: Point, algorithm: Any, iteration: int) -> Any:
+        """The method with the values for the curvature at this point; the upper step size is left to `follow`."""
+        at = gradients(point)
+        run = lanczos(point, np.asarray(at.r), most=PRODUCTS, tolerance=TOLERANCE, seed=iteration)
+        found = measure_clients(point, algorithm, run.spectrum, iteration)
+        clients, alpha = point.fed.engine.clients.count, setting_that(algorithm, Moves.UPPER)
+        made = advise(algorithm, found, clients, [name for name in self.names if name != alpha])
+        values = {each.setting: _number(each) for each in made}
+        for name in values.keys() & self.values.keys():
+            if any(isinstance(m, Terms) for m in marks_of(algorithm, name)) and not solves(algorithm):
+                values[name] = max(values[name], self.values[name])  # near the end ∇_y f is small and says little
+        beta = setting_that(algorithm, Moves.LOWER)
+        if beta in values and "trial" in self.arrays:
+            values[beta] = rounded(values[beta] * float(self.arrays["trial"][0]))
+        self.why |= {each.setting: each.why for each in made}
+        grown = found.mean.safe_L > 2 * float(self.arrays["clock"][3])
+        self._remember(run, found, iteration)
+        if grown and "alpha.theta" in self.arrays:  # the last secants were those of a y that was not followed
+            self.arrays["alpha.theta"] = np.asarray([np.inf], np.float32)
+        return self._changed(algorithm, values, iteration)
+
+    def _changed(self, algorithm: Any, values: Mapping[str, float], iteration: int) -> Any:
+        """The method with other values, each of which is recorded if it differs."""
+        for name, value in values.items():
+            if value != getattr(algorithm, name):
+                self.changes.append(Change(iteration, name, getattr(algorithm, name), value))
+        self.values |= values
+        return with_values(algorithm, values)
+
+    def _tracked(self, point: Point) -> float:
+        """The largest eigenvalue of ∇²_y g in the plane of the last vectors, with the size of its residual.
+
+        One round is one step of LOBPCG without a preconditioner: the plane of the last eigenvector and of its
+        residual gives the next ones.
+        """
+        v, w = (self.arrays[name].astype(np.float64) for name in "vw")
+        sent = {name: jnp.asarray(a, jnp.float32) for name, a in zip("ab", (v, w), strict=True)}
+        products = point.ask(lanczos_products, **sent, u=Sample("lower"))
+        plane, images = np.stack([v, w]), np.asarray(products, np.float64)
+        used = 2 if np.any(w) else 1
+        plane, images = plane[:used], images[:used]
+        values, s = np.linalg.eigh((plane @ images.T + images @ plane.T) / 2)
+        top, image = s[:, -1] @ plane, s[:, -1] @ images
+        top = top / np.linalg.norm(top)
+        left = image - top * (top @ image)
+        size = float(np.linalg.norm(left))
+        self.arrays["v"] = top.astype(np.float32)
+        rest = left / size if size > NOISE * abs(values[-1]) else np.zeros_like(left)
+        self.arrays["w"] = rest.astype(np.float32)
+        return float(values[-1]) + min(size, 0.5 * abs(float(values[-1])))
+
+
+def _at(state: State | ServerState, y: Array) -> State | ServerState:
+    """The state with another y, which is also the y before it: nothing has moved yet."""
+    if isinstance(state, ServerState) and state.before is not None:
+        return state._replace(y=y, before=y)
+    return state._replace(y=y)
+
+
+def _number(each: Advice) -> float:
+    """The value as the setting's own kind of number: a count is a whole number."""
+    return int(each.recommended) if isinstance(each.recommended, int) else float(each.recommended)
+
+
+def _tried(point: Point, algorithm: LowerWork, advice: Advice) -> Advice:
+    """A lower step size with which a few lower rounds make ∇_y g smaller.
+
+    Several local steps at clients that differ may diverge together although each of them converges alone.
+    """
+    size, beta = _residual(point), advice.recommended
+    for tried in range(SHRINKS + 1):
+        method, y = with_values(algorithm, {advice.setting: beta}), point.y
+        fed = point.fed
+        fed.hold(x=point.x)
+        for _ in range(DESCENTS):
+            y = method.descend(fed, y)
+        if _residual(point.moved(y=y)) <= size or tried == SHRINKS:
+            break
+        beta = rounded(beta / 4)
+    point.moved(y=point.y)
+    if beta == advice.recommended:
+        return advice
+    return Advice(advice.setting, advice.present, beta, f"with {advice.recommended:.3g} the lower rounds diverged")
+
+
+def _residual(point: Point) -> float:
+    """||∇_y g|| at a point."""
+    size = float(np.linalg.norm(np.asarray(gradients(point).q, np.float64)))
+    return size if math.isfinite(size) else math.inf
+
+
+def _upper(point: Point, truth: Any, algorithm: Any, setting: str, clients: int, how: Mapping[str, Any]) -> Advice:
+    """The first upper step size."""
+    present = getattr(algorithm, setting)
+    if is_exact(algorithm, clients):
+        value = rounded(first_step(algorithm, np.asarray(point.x), truth.h))
+        return Advice(setting, present, value, "a trial; then from secants of the hypergradient")
+    value = rounded(fixed_step(point, truth, algorithm, **how))
+    return Advice(setting, present, value, "half over the curvature of f(x, y*(x)) along the hypergradient")

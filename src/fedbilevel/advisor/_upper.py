@@ -1,0 +1,109 @@
+"""The upper step size: from secants of the hypergradient, with no further rounds where that is possible.
+
+Nothing is known beforehand about the curvature of F(x) = f(x, y*(x)): it is not convex in general, and it changes
+along the way. (A penalty exp(x) has a curvature that grows and falls with it.) But every outer iteration gives a
+hypergradient h_k at its x_k, and so a secant. The rule is that of adaptive gradient descent (Malitsky and
+Mishchenko, "Adaptive Gradient Descent without Descent", ICML 2020):
+
+    α_k = min( sqrt(1 + θ_{k-1}) α_{k-1},  ||x_k - x_{k-1}|| / (2 ||h_k - h_{k-1}||) ),      θ_k = α_k / α_{k-1}
+
+with θ_0 = ∞, so that the first iteration is the trial: it moves x by `TRIAL` relative to max(1, ||x||), and the
+curvature that it finds gives the first real step. In an outer iteration h_k is known only after its step size was
+needed, so α_k is used one iteration later. It needs no function values and no rounds. It stays below the inverse
+of the local curvature, and grows by half in an iteration where that is small. For convex F with exact
+hypergradients and without the delay the rule is proved to converge; here it is a heuristic.
+
+A secant of noisy hypergradients measures their noise. So a method that draws a random Q or T', minibatches for h,
+or a part of the clients, has a fixed step size instead: the hypergradient is solved for at x_0 and at two points
+along -h, and α = 1 / (2 L) for the larger of the two secants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..algorithms.local import SecondDerivatives, rows_of
+from ..feasible import regions_of
+from ._lanczos import Vector
+from ._steps import Point
+from ._truth import Truth, true_hypergradient
+
+TRIAL = 0.01
+NOISE = 1e-4
+NOTED = "hypergradient_estimate"
+FULL = ("batch_xi", "batch_xi_local", "batch_u", "batch_chi", "batch_zeta")
+
+
+def is_exact(algorithm: Any, clients: int) -> bool:
+    """Whether a method's hypergradient has no noise of its own, so that its secants mean something."""
+    if not isinstance(algorithm, SecondDerivatives) or getattr(algorithm, "estimator", "") == "sampled":
+        return False
+    everyone = getattr(algorithm, "participation", None)
+    if not (everyone == clients if isinstance(everyone, int) else everyone == 1.0):
+        return False
+    return all(rows_of(getattr(algorithm, name, "full")) is None for name in FULL)
+
+
+def upper_length(algorithm: Any) -> float:
+    """How many times the step size an outer iteration moves x along h."""
+    steps = getattr(algorithm, "upper_steps", 1)
+    if getattr(algorithm, "share_steps", False):
+        return 1.0
+    return float(np.mean(steps))
+
+
+def first_step(algorithm: Any, x: Vector, h: Vector) -> float:
+    """The step size of the trial: the first iteration moves x by a hundredth of its length, or of one."""
+    size = float(np.linalg.norm(np.asarray(h, np.float64)))
+    along = TRIAL * max(1.0, float(np.linalg.norm(np.asarray(x, np.float64))))
+    return along / size / upper_length(algorithm) if size > 0 else TRIAL
+
+
+def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, most: int, seed: int) -> float:
+    """The step size of a noisy method: one half over the larger secant of two trials along -h."""
+    x, h = np.asarray(point.x, np.float64), truth.h
+    size = float(np.linalg.norm(h))
+    if size == 0:
+        return TRIAL
+    step, secant = TRIAL * max(1.0, float(np.linalg.norm(x))) / size, 0.0
+    within = regions_of(point.fed.engine.problem).x.nearest
+    for _ in range(2):
+        there = point.moved(x=within(jnp.asarray(x - step * h, jnp.float32)), y=jnp.asarray(truth.y, jnp.float32))
+        moved = float(np.linalg.norm(np.asarray(there.x, np.float64) - x))
+        if moved == 0:
+            break
+        other = true_hypergradient(there, solve=truth.solved, tolerance=tolerance, most=most, seed=seed)
+        secant = max(secant, float(np.linalg.norm(other.h - h)) / moved)
+        if not (math.isfinite(secant) and secant > 0):
+            break
+        step = min(1 / secant, 100 * step)
+    return (0.5 / secant if math.isfinite(secant) and secant > 0 else step) / upper_length(algorithm)
+
+
+def adapted(memory: MutableMapping[str, np.ndarray], alpha: float, x: Vector, h: Vector, length: float) -> float:
+    """The next step size, after an iteration with the step size α that began at x with the hypergradient h.
+
+    `memory` has the x, the h and the θ of the iteration before, and is changed.
+    """
+    x, h = np.asarray(x, np.float64), np.asarray(h, np.float64)
+    before = dict(memory)
+    moved, turned = (np.linalg.norm(now - before.get(name, 0.0)) for name, now in (("x", x), ("h", h)))
+    if before and moved <= NOISE * max(1.0, float(np.linalg.norm(x))):
+        return alpha  # a secant over so short a way would measure the rounding of float32; the next one is longer
+    memory["x"], memory["h"] = x.astype(np.float32), h.astype(np.float32)
+    memory.setdefault("theta", np.asarray([np.inf], np.float32))
+    if not before or not np.isfinite(turned):
+        return alpha
+    theta = float(before["theta"][0])
+    growth = math.sqrt(1 + theta) * alpha
+    curved = float(moved / (2 * turned) / length) if turned > 0 else math.inf
+    new = min(growth, curved)
+    if not math.isfinite(new):
+        return alpha
+    memory["theta"] = np.asarray([new / alpha], np.float32)
+    return new

@@ -1,0 +1,269 @@
+"""The advisor: curvature by rounds, the true hypergradient, a diagnosis, and settings that are "auto"."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from commands import QUADRATIC, Command, one_line, sets
+from fedbilevel.advisor._lanczos import Krylov, Spectrum, lanczos
+from fedbilevel.advisor._steps import Point
+from fedbilevel.advisor._truth import true_hypergradient
+from fedbilevel.advisor._upper import adapted
+from fedbilevel.advisor._values import _largest
+from fedbilevel.problems.quadratic import QuadraticTask
+from fedbilevel.settings import from_mapping, to_mapping
+
+P, Q, CLIENTS = 3, 6, 3
+FAST: dict[str, Any] = dict(participation=1.0, lower_solver="sgd", lower_steps=1, batch_zeta_local="full")
+ALL: dict[str, Any] = dict(alpha="auto", beta="auto", lam="auto", N="auto", estimator="summed", **FAST)
+
+
+@pytest.fixture(scope="module")
+def task() -> QuadraticTask:
+    return fb.Quadratic(size_x=P, size_y=Q, condition=20.0, heterogeneity=1.0).make(CLIENTS, seed=3)
+
+
+@pytest.fixture(scope="module")
+def engine(task: QuadraticTask) -> fb.Simulation:
+    return fb.Simulation(task.problem, task.clients)
+
+
+@pytest.fixture
+def point(task: QuadraticTask, engine: fb.Simulation) -> Point:
+    x, y = jnp.linspace(-1.0, 1.0, P), jnp.linspace(1.0, 2.0, Q)
+    return Point(fb.Federation(engine), x, y, by_rounds=True)
+
+
+@pytest.fixture(scope="module")
+def found(task: QuadraticTask, engine: fb.Simulation) -> fb.Diagnosis:
+    method = fb.AggITD(N=4, lam=0.3, beta=0.5, alpha=0.1, estimator="summed", **FAST)
+    return fb.diagnose(task.problem, task.clients, method, engine=engine, draws=2)
+
+
+def hessian(task: QuadraticTask) -> np.ndarray:
+    return np.asarray(task.A.astype(np.float64).mean(0))
+
+
+# Curvature ----------------------------------------------------------------------------------------------
+
+
+def test_lanczos_finds_both_ends_of_the_spectrum_by_one_round_a_product(task: QuadraticTask, point: Point) -> None:
+    spectrum = lanczos(point, np.ones(Q), most=Q, tolerance=1e-9, seed=0).spectrum
+    values = np.linalg.eigvalsh(hessian(task))
+    assert (spectrum.mu, spectrum.L_g) == pytest.approx((values[0], values[-1]), rel=1e-3)
+    assert spectrum.exact
+    ledger = point.fed.ledger
+    assert {name: each.rounds for name, each in ledger.steps.items()} == {"lanczos_products": Q}
+    # x and y are sent once, and two vectors in each direction are in every round
+    assert ledger.bytes_down == 4 * CLIENTS * (P + Q + 2 * Q * Q)
+    assert ledger.bytes_up == 4 * CLIENTS * 2 * Q * Q
+
+
+def test_ritz_values_are_within_their_errors_of_eigenvalues() -> None:
+    g = np.random.default_rng(0)
+    basis = np.linalg.qr(g.normal(size=(40, 40)))[0]
+    eigenvalues = np.geomspace(0.01, 1.0, 40)
+    run = Krylov(g.normal(size=40))
+    for _ in range(12):
+        run.add(basis @ (eigenvalues * (basis.T @ run.next)))
+    values, weights, errors = run.ritz()
+    apart = np.abs(values[:, None] - eigenvalues).min(1)
+    assert np.all(apart <= errors + 1e-12) and errors[-1] < 0.05
+    assert weights.sum() == pytest.approx(1.0)
+    assert np.all(np.diff(values) > 0) and values[-1] <= 1.0 + 1e-12 and values[0] >= 0.01 - 1e-12
+
+
+def test_the_bias_of_every_series_is_that_of_the_dense_sum(task: QuadraticTask, point: Point) -> None:
+    H, r = hessian(task), np.linspace(1.0, -1.0, Q)
+    spectrum = lanczos(point, r, most=Q, tolerance=1e-9, seed=0).spectrum
+    p = np.linalg.solve(H, r)
+    for lam, terms in ((0.2, 1), (0.2, 7), (1.0, 12)):
+        power = [np.linalg.matrix_power(np.eye(Q) - lam * H, k) for k in range(terms)]
+        dense = np.linalg.norm(lam * sum(power) @ r - p) / np.linalg.norm(p)
+        assert spectrum.bias(lam, terms) == pytest.approx(dense, rel=2e-3)
+        assert spectrum.tail(lam, terms) >= dense * (1 - 1e-3)
+    n = spectrum.terms_for(1.0, 0.05, 1000)
+    assert spectrum.bias(1.0, n) <= 0.05 < spectrum.bias(1.0, n - 1)
+
+
+def test_the_largest_curvature_of_a_client_takes_one_round(task: QuadraticTask, point: Point) -> None:
+    largest = np.linalg.norm(task.A, 2, axis=(1, 2)).max()
+    mean = np.linalg.eigvalsh(hessian(task))
+    measured = _largest(point, Spectrum.between(float(mean[0]), float(mean[-1])), None, seed=0)
+    assert largest * 0.97 <= measured <= largest * CLIENTS ** (1 / 16) * 1.01
+    assert point.fed.ledger.rounds == 1
+
+
+# The hypergradient --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solve", [True, False])
+def test_the_true_hypergradient_is_the_closed_form(task: QuadraticTask, point: Point, solve: bool) -> None:
+    truth = true_hypergradient(point, solve=solve, tolerance=1e-6, most=Q, seed=0)
+    wanted = task.hypergradient(point.x, None if solve else point.y)
+    np.testing.assert_allclose(truth.h, wanted, rtol=1e-4, atol=1e-5)
+    assert truth.solved is solve
+    np.testing.assert_allclose(truth.direct + truth.implicit, truth.h)
+
+
+def test_a_diagnosis_compares_the_estimate_with_the_closed_form(task: QuadraticTask, found: fb.Diagnosis) -> None:
+    x = np.zeros(P)
+    y = task.solution(x)
+    np.testing.assert_allclose(found.hypergradient, task.hypergradient(x), rtol=1e-4, atol=1e-5)
+    H, B, J = hessian(task), task.B.astype(np.float64).mean(0), task.J.astype(np.float64).mean(0)
+    gradient = J @ np.concatenate([x, y]) + task.c.astype(np.float64).mean((0, 1))
+    series = 0.3 * sum(np.linalg.matrix_power(np.eye(Q) - 0.3 * H, k) for k in range(5))  # N + 1 terms
+    estimate = gradient[:P] - B.T @ series @ gradient[P:]
+    np.testing.assert_allclose(found.estimate, estimate, rtol=1e-3, atol=1e-4)
+    implicit = found.hypergradient - gradient[:P]
+    share = (estimate - gradient[:P]) @ implicit / (implicit @ implicit)
+    assert found.implicit_share == pytest.approx(share, rel=1e-2)
+    assert found.bias == pytest.approx(
+        np.linalg.norm(estimate - found.hypergradient) / np.linalg.norm(found.hypergradient), rel=1e-2
+    )
+    assert found.deviation == pytest.approx(0.0, abs=1e-5)  # the summed estimator on full batches draws nothing
+
+
+def test_a_diagnosis_recommends_values_and_says_why(task: QuadraticTask, found: fb.Diagnosis) -> None:
+    L = float(np.linalg.eigvalsh(hessian(task))[-1])
+    values = found.recommended
+    assert {"alpha", "beta", "lam", "N"} <= values.keys()
+    assert values["lam"] == pytest.approx(1 / L, rel=0.02) and values["beta"] == pytest.approx(1 / L, rel=0.02)
+    assert found.spectrum.bias(values["lam"], int(values["N"]) + 1) <= 0.1
+    assert all(each.why for each in found.advice)
+    text = str(found)
+    assert "implicit share" in text and "algorithm.lam" in text and "0.3 →" in text
+
+
+def test_a_diagnosis_of_agents_costs_no_rounds_of_a_server(task: QuadraticTask) -> None:
+    loop = fb.Loop(task.problem, task.clients)
+    agents = fb.diagnose(task.problem, task.clients, fb.MADSBO(T=2, N=2), engine=loop, draws=1)
+    assert agents.rounds == 2 + 2 - 1 and not agents.solved  # the exchanges of one outer iteration
+    np.testing.assert_allclose(
+        agents.hypergradient, task.hypergradient(np.zeros(P), np.zeros(Q)), rtol=1e-3, atol=1e-4
+    )
+    assert agents.client_L is not None and agents.recommended["gamma"] <= 1 / agents.client_L
+
+
+# The upper step size ------------------------------------------------------------------------------------
+
+
+def test_secants_find_a_step_that_is_faster_than_the_best_fixed_one() -> None:
+    A, b = np.diag(np.geomspace(0.01, 1.0, 10)), np.ones(10)
+
+    def iterations(adaptive: bool) -> int:
+        x, alpha, memory = np.zeros(10), 0.001 if adaptive else 1.0, dict[str, np.ndarray]()
+        for k in range(2000):
+            h = A @ x - b
+            if np.linalg.norm(h) < 1e-2:
+                return k
+            before, x = x, x - alpha * h
+            alpha = adapted(memory, alpha, before, h, 1.0) if adaptive else alpha
+        return 2000
+
+    assert iterations(adaptive=True) < iterations(adaptive=False) < 2000
+
+
+# Settings that are "auto" ---------------------------------------------------------------------------------
+
+
+def test_auto_in_a_spec_is_written_back_as_auto_and_changes_the_digest() -> None:
+    spec = fb.load_spec("demo", ["algorithm.beta=auto", "algorithm.N=auto"])
+    assert spec.to_mapping()["algorithm"]["beta"] == "auto" and 'N = "auto"' in spec.to_toml()
+    assert spec.digest != fb.load_spec("demo").digest
+    method = fb.AggITD(beta=fb.AUTO, N="auto")  # type: ignore[arg-type]
+    assert from_mapping(fb.AggITD, to_mapping(method), "algorithm") == method
+    assert repr(fb.AUTO) == f"{fb.AUTO:.3g}" == "auto" and np.isnan(2.0 * fb.AUTO)
+
+
+def train(task: QuadraticTask, **settings: Any) -> fb.Result:
+    how: dict[str, Any] = dict(measure=task.measure, evaluate={"checkpoint_every": 2})
+    how |= {name: settings.pop(name) for name in ("stop", "out", "resume", "privacy") if name in settings}
+    return fb.train(task.problem, task.clients, fb.AggITD(**(ALL | settings)), **how)
+
+
+def test_an_automatic_run_resumes_bit_for_bit_and_measures_once(task: QuadraticTask, tmp_path: Path) -> None:
+    whole = train(task, stop={"iterations": 12}, out=tmp_path / "whole")
+    train(task, stop={"iterations": 5}, out=tmp_path / "parts")
+    parts = train(task, stop={"iterations": 12}, out=tmp_path / "parts", resume=True)
+    steps = whole.summary["steps"]
+    assert steps == parts.summary["steps"]
+    timeless = [[{k: v for k, v in r.items() if k != "seconds"} for r in run.history] for run in (whole, parts)]
+    assert timeless[0] == timeless[1]
+    np.testing.assert_array_equal(whole.x, parts.x)
+    ledger = whole.summary["ledger"]
+    assert {"start_gradients", "lanczos_products", "mixed_product"} <= ledger.keys()
+    assert sum(each["rounds"] for each in ledger.values()) == whole.summary["rounds"] > steps["rounds"] > Q
+    written = json.loads((tmp_path / "whole" / "summary.json").read_text())["steps"]
+    assert written["values"].keys() == {"alpha", "beta", "lam", "N"}
+    assert 'beta = "auto"' in (tmp_path / "whole" / "spec.toml").read_text()
+    first, last = whole.history[0]["hypergradient_norm"], whole.history[-1]["hypergradient_norm"]
+    assert last < 0.1 * first
+
+
+def test_a_step_is_made_smaller_when_the_curvature_grows() -> None:
+    """The lower loss has the curvature 1 + exp(4x), and the upper loss draws x from 0 towards 1."""
+    problem = fb.Problem(
+        x=jnp.zeros(1),
+        y=jnp.ones(2),
+        lower=lambda x, y, b: b.mean(0.5 * (y[0] ** 2 + jnp.exp(4 * x[0]) * (y[1] - 0.1 * b.inputs) ** 2)),
+        upper=lambda x, y, b: b.mean((x[0] - 1 + 0 * b.inputs) ** 2 + 0.01 * jnp.sum(y**2)),
+    )
+    clients = fb.clients_from([((np.ones(4), np.ones(4)), (np.ones(4), np.ones(4)))] * 2)
+    method = fb.AggITD(**ALL)
+    result = fb.train(problem, clients, method, stop={"iterations": 15})
+    steps = result.summary["steps"]
+    assert result.x[0] > 0.9
+    assert (
+        steps["values"]["beta"] * np.exp(4 * float(result.x[0])) < 1.2
+    )  # it began with 0.99 and a curvature of 1
+    assert "restarts" not in result.summary and any(change[1] == "beta" for change in steps["changes"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(lam=fb.AUTO, estimator="cg"), ("algorithm.lam", "does not use it", "leave it out")),
+        (dict(alpha=fb.AUTO, upper={"name": "adam", "learning_rate": 0.1}), ("algorithm.alpha", "learning_rate")),
+        (dict(privacy={"mode": "local", "clip": 1.0}), ("privacy.mode = 'local'", "give a number")),
+    ],
+)
+def test_auto_is_refused_where_it_has_no_meaning(
+    task: QuadraticTask, settings: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(fb.SettingsError) as caught:
+        train(task, stop={"iterations": 1}, **settings)
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [(fb.NaiveITD, "lam"), (fb.MADSBO, "alpha"), (fb.Gossip, "L_g"), (fb.AggITD, "participation")],
+)
+def test_a_setting_that_cannot_be_automatic_says_so_by_name(method: Any, setting: str) -> None:
+    with pytest.raises(fb.SettingsError, match=f"{setting} = 'auto' is wrong: .*automatically; give a number"):
+        method(**{setting: "auto"})
+
+
+# The command line -----------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_writes_a_picture(command: Command, tmp_path: Path) -> None:
+    outcome = command(
+        "diagnose", *sets(*QUADRATIC, "federation.engine=loop"), "--draws", "1", "--out", tmp_path / "d"
+    )
+    assert outcome.code == 0 and "implicit share" in outcome.out and "--set algorithm.lam=" in outcome.out
+    figures = json.loads((tmp_path / "d" / "diagnosis.json").read_text())
+    assert figures["solved"] and 0 < figures["mu"] < figures["L_g"] <= 1.0
+    assert (tmp_path / "d" / "diagnosis.png").stat().st_size > 10_000
+
+
+def test_the_command_refuses_a_private_spec(command: Command) -> None:
+    one_line(command("diagnose", *sets(*QUADRATIC, "privacy.mode=local")), 2, "privacy.mode", "remove it")
