@@ -55,7 +55,7 @@ python = "hospitals:problem"
 
 
 def penalties(x):
-    """Between 0.002 and 0.5; x is the log-odds."""
+    """Between 0.002 and 0.502, where x has the log-odds."""
     return 0.002 + 0.5 * jax.nn.sigmoid(x)
 
 

@@ -72,7 +72,7 @@ problem = fb.Problem(
 )
 steps = dict(alpha=1.0, beta=0.5, lam=0.5, lower_steps=5, upper_steps=5, batch_zeta_local="full")
 method = fb.AggITD(N=5, estimator="summed", participation=1.0, **steps)
-result = fb.train(problem, clients, method, stop={"iterations": 40}, evaluate={"every": 4}, test=test)
+result = fb.train(problem, clients, method, stop={"iterations": 30}, evaluate={"every": 3}, test=test)
 
 # Beside it, with the rows of all clients in one place: the network as one, no body, and the body as it was drawn.
 rows, classes = (np.concatenate([part[level][kind] for part in parts for level in (0, 1)]) for kind in (0, 1))

@@ -1,7 +1,9 @@
-"""What the examples share: the folder for their figure, and how they show several ways beside each other."""
+"""What the examples share: the folder for their figure, rows as one, and several ways beside each other."""
 
 import argparse
 from pathlib import Path
+
+import numpy as np
 
 
 def folder(name):
@@ -13,6 +15,11 @@ def folder(name):
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     return out
+
+
+def together(parts):
+    """The inputs and targets of several parts as one pair."""
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def tell(what, values, best=max):

@@ -12,18 +12,12 @@ from sklearn.metrics import log_loss
 
 import fedbilevel as fb
 from hospitals import COLUMNS, HOSPITALS, IDLE, make, penalties, read, standard, write_tables
-from showing import bars, folder, tell
+from showing import bars, folder, tell, together
 
 out = folder("tabular")
 write_tables(out)
 task = make(out)
-
-
-def together(parts):
-    return fb.Part(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-test = together(read(out, "test"))
+test = fb.Part(*together(read(out, "test")))
 steps = dict(alpha=100.0, beta=0.5, lam=0.5, lower_steps=5, batch_zeta_local="full")
 method = fb.AggITD(N=15, estimator="summed", participation=1.0, **steps)
 result = fb.train(task.problem, task.clients, method, stop={"iterations": 25}, evaluate={"every": 5}, test=test)
@@ -32,8 +26,9 @@ found = penalties(result.x)
 
 # Beside it: one penalty for all columns, the best of five for the test rows.
 def error(rows, columns):
+    inputs, targets = rows
     models = [LogisticRegression(C=C, max_iter=2000) for C in (0.03, 0.1, 0.3, 1, 3)]
-    fitted = [model.fit(standard(rows.inputs)[:, columns], rows.targets) for model in models]
+    fitted = [model.fit(standard(inputs)[:, columns], targets) for model in models]
     return min(log_loss(test.targets, m.predict_proba(standard(test.inputs)[:, columns])) for m in fitted)
 
 

@@ -14,7 +14,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 import fedbilevel as fb
-from showing import bars, folder, tell
+from showing import bars, folder, tell, together
 
 out = folder("text")
 
@@ -52,7 +52,7 @@ old, new, test = ([articles(i, n, late) for i in range(4)] for n, late in ((60, 
 clients = fb.clients_from(list(zip(old, new, strict=True)))
 
 
-# The problem: multinomial logistic regression, with a penalty between 0.003 and 0.5 for each word.
+# The problem: multinomial logistic regression, with a penalty between 0.003 and 0.503 for each word.
 def penalties(x):
     return 0.003 + 0.5 * jax.nn.sigmoid(x)
 
@@ -70,12 +70,6 @@ problem = fb.Problem(
 )
 steps = dict(alpha=1000.0, beta=0.8, lam=0.8, lower_steps=3, batch_zeta_local="full")
 method = fb.AggITD(N=15, estimator="summed", participation=1.0, **steps)
-
-
-def together(parts):
-    return tuple(map(np.concatenate, zip(*parts, strict=True)))
-
-
 judges = together(test)
 result = fb.train(problem, clients, method, stop={"iterations": 25}, evaluate={"every": 5}, test=fb.Part(*judges))
 found = penalties(result.x)
