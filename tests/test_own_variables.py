@@ -313,6 +313,11 @@ def test_methods_that_do_not_move_them_are_refused(
         fb.train(problem, clients, algorithm, stop={"iterations": 1})
 
 
+def test_an_automatic_alpha_does_not_move_them(problem: fb.Problem, clients: fb.ListedClients) -> None:
+    with pytest.raises(fb.SettingsError, match=r"algorithm.own_step is missing: .* give own_step a number"):
+        fb.train(problem, clients, method(alpha="auto"), stop={"iterations": 1})
+
+
 class Sent(NamedTuple):
     w: fb.W
 

@@ -96,6 +96,11 @@ def check_own(algorithm: Algorithm, problem: BilevelProblem) -> None:
             f"algorithm.name = {name!r} is wrong: the clients of this problem have own variables, and it does not "
             "move them; use fbo-aggitd or fednest, or put the variables into x"
         )
+    elif algorithm.own_step is None and "alpha" in automatic_settings(algorithm):
+        raise SettingsError(
+            "algorithm.own_step is missing: alpha is found for the x that clients share, and their own variables "
+            "would be moved by it; give own_step a number"
+        )
 
 
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:
