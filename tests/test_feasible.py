@@ -217,6 +217,17 @@ def test_on_a_simplex_too(small: Any) -> None:
     assert relative(h, exact) < 1e-3
 
 
+def test_a_y_that_cannot_move_costs_no_products(small: Any) -> None:
+    bound = replace(small.problem, feasible_y=fb.Box(0.0, 0.0))
+    method = fb.AggITD(**EXACT, N=1, estimator="cg")
+    fed = fb.Federation(fb.Simulation(bound, small.clients, devices=1))
+    state = method.step(fed, method.init(bound))
+    assert fed.ledger.rounds == 2 * 1 + 3
+    np.testing.assert_array_equal(state.p, np.zeros(5))
+    f_x = (Dense(small).J @ np.zeros(9) + Dense(small).c)[:4]
+    assert relative(state.x, -method.alpha * f_x) < 1e-5
+
+
 def test_a_hypergradient_that_ignores_a_set_says_so(small: Any) -> None:
     box, ball = (replace(small.problem, feasible_y=each) for each in (fb.Box(-1.0, 1.0), fb.Ball(radius=1.0)))
     for method, bound in ((fb.AggITD(), ball), (fb.LFedNest(), box)):
@@ -253,7 +264,7 @@ def test_a_run_ends_at_the_constrained_minimum_that_scipy_finds(upper: Any) -> N
         feasible_x=fb.Box(-2.0, 1.0),
     )
     method = fb.AggITD(
-        **EXACT, N=3, alpha=8.0, beta=0.4, estimator="cg", cg_steps=4, cg_tolerance=1e-4, upper=upper
+        **EXACT, N=2, alpha=8.0, beta=0.4, estimator="cg", cg_steps=4, cg_tolerance=1e-4, upper=upper
     )
     result = fb.train(
         ridge,
@@ -293,7 +304,7 @@ def test_every_method_with_a_server_keeps_both_sets(small: Any) -> None:
 @pytest.mark.parametrize("method", [fb.Gossip(graph="ring"), fb.MADSBO(graph="ring")], ids=["gossip", "ma-dsbo"])
 def test_a_method_that_does_not_project_is_refused(small: Any, method: Any) -> None:
     bound = replace(small.problem, feasible_x=fb.Box(0.0), feasible_y=fb.Box(0.0))
-    with pytest.raises(fb.SettingsError, match=r"feasible_x and feasible_y is not kept by (Gossip|MADSBO), which"):
+    with pytest.raises(fb.SettingsError, match=r"(Gossip|MADSBO) would not keep feasible_x and feasible_y"):
         fb.train(bound, small.clients, method, stop={"iterations": 1})
 
 
@@ -303,6 +314,18 @@ def test_the_released_mode_of_fednest_has_no_set_for_y(small: Any) -> None:
     fed = fb.Federation(fb.Simulation(bound, small.clients, devices=1))
     with pytest.raises(fb.SettingsError, match=r"algorithm\.mode = 'released_code' is wrong with feasible_y"):
         method.step(fed, method.init(bound))
+
+
+def test_derivatives_are_checked_inside_of_the_sets() -> None:
+    """The lower loss is defined for positive x only, and x starts at its bound."""
+
+    def lower(x: Any, y: Any, b: fb.Batch) -> Any:
+        return b.mean(b.targets) + jnp.sum(jnp.sqrt(x) * y**2 + y)
+
+    rows = (np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    made = fb.Problem(jnp.zeros(3), jnp.ones(3), lower, zero, feasible_x=fb.Box(low=1e-3))
+    assert fb.check(made, fb.clients_from([(rows, rows)])).ok
+    assert not fb.check(replace(made, feasible_x=None), fb.clients_from([(rows, rows)])).ok
 
 
 def test_a_problem_of_another_library_needs_no_sets() -> None:

@@ -472,7 +472,14 @@ def test_the_digest_does_not_depend_on_the_window_of_the_summary() -> None:
 def changed(raw: dict[str, Any], section: str, field: str, hint: Any) -> Spec:
     """A spec that differs from the raw one in this field only."""
     before, old = parse(raw), raw.get(section, {}).get(field)
-    words: list[Any] = [*DATASETS, *KINDS, *literals(hint), "loop", "median"]
+    words: list[Any] = [
+        *DATASETS,
+        *KINDS,
+        *literals(hint),
+        "loop",
+        "median",
+        {"name": "sgd", "learning_rate": 0.1},
+    ]
     numbers = [old + 1, old / 2, 0.25] if isinstance(old, int | float) else [1, 2, 0.25]
     for value in (not old, *numbers, *words):
         try:

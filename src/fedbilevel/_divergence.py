@@ -99,9 +99,7 @@ def suspect(algorithm: Any, error: Diverged, L: float | None, x_moved: bool, cli
         blamed = error.moved or next((LOSSES[name] for name in error.fields if name in LOSSES), Moves.UPPER)
     found = next((each for each in sizes if each.moves is blamed), None)
     found = found or next((each for each in sizes if each.moves is Moves.UPPER), None)
-    if (
-        found is None and not sizes
-    ):  # a method that declares nothing: a number that it sent and that is among its settings
+    if not sizes:  # a method that declares nothing: a number that it sent and that is among its settings
         named = (name for name in error.numbers if isinstance(getattr(algorithm, name, None), float))
         found = next((StepSize(name, Moves.UPPER) for name in named), None)
     return None if found is None else _likely(algorithm, found)

@@ -23,6 +23,7 @@ from ._fitting import check_fit
 from .data import ClientData, Clients, ClientSize, ListedClients
 from .engines import pad
 from .errors import SettingsError
+from .feasible import Region
 from .oracle import Arrays
 from .problem import BilevelProblem, Problem
 from .steps import Draw
@@ -31,6 +32,7 @@ Array = np.ndarray
 ALL = Draw(None, None)
 MOST = 20  # the most clients that are used, unless one is chosen
 POINTS = 3  # how many points are tried before a derivative is called wrong
+WITHIN = 16  # the points of a feasible set whose mean is compared at
 
 
 @dataclass(frozen=True)
@@ -112,19 +114,24 @@ def check(
     chosen = _chosen(clients.count) if client is None else (client,)
     check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
-    points = [(_near(problem.flat_x.vector, g), _near(problem.flat_y.vector, g))]
+
+    def point() -> tuple[Array, Array]:
+        regions = problem.regions
+        return _near(problem.flat_x.vector, regions.x, g), _near(problem.flat_y.vector, regions.y, g)
+
+    points = [point()]
     u, v = _units(directions, problem.size_x, g), _units(directions, problem.size_y, g)
-    points += [(_near(problem.flat_x.vector, g), _near(problem.flat_y.vector, g)) for _ in range(POINTS - 1)]
+    points += [point() for _ in range(POINTS - 1)]
     compare = _comparison(problem, u, v, tolerance)
     largest = clients.capacity if len(chosen) > 1 else None
     found = list[list[Finding]]()
     for i in chosen:
         rows = clients.load(i)
         best = compare(points[0], i, rows, largest)
-        for point in points[1:]:
+        for other in points[1:]:
             if all(finding.ok for finding in best):
                 break
-            again = compare(point, i, rows, largest)
+            again = compare(other, i, rows, largest)
             best = [min(pair, key=lambda finding: finding.error) for pair in zip(best, again, strict=True)]
         found.append(best)
     worst = (max(each, key=lambda finding: (not finding.ok, finding.error)) for each in zip(*found, strict=True))
@@ -230,11 +237,24 @@ def _loss(problem: Problem, level: str) -> Callable[[Arrays], Callable[[Array, A
     return on
 
 
-def _near(start: Any, g: np.random.Generator) -> Array:
-    """A point near the start, so that zeros and symmetries of the start do not hide a mistake."""
+def _near(start: Any, region: Region, g: np.random.Generator) -> Array:
+    """A point near the start, so that zeros and symmetries of the start do not hide a mistake.
+
+    In a feasible set it is the mean of several points of the set. That is in the interior if the set is convex, so
+    that the losses need not be defined outside.
+    """
     start = np.asarray(start, np.float32)
     spread = 0.1 * max(float(start.std()), 0.1)
-    return (start + spread * g.normal(size=start.size)).astype(np.float32).astype(np.float64)
+
+    def one() -> Array:
+        return (start + spread * g.normal(size=start.size)).astype(np.float32)
+
+    near = (
+        one()
+        if region.project is None
+        else np.mean([region.nearest(jnp.asarray(one())) for _ in range(WITHIN)], axis=0)
+    )
+    return near.astype(np.float64)
 
 
 def _units(count: int, size: int, g: np.random.Generator) -> Array:

@@ -145,12 +145,13 @@ class AggITD(LowerWork, AveragedHypergradient):
 
         start, rows = free(start), dict(xi=self.xi, u=self.u)
         b, w = fed.round(system, p=start if start.any() else None, source=True, **rows)
-        image = None if w is None else free(w)
+        if b is not None and b.any() and not free(b).any():  # y cannot move in any direction that matters
+            return jnp.zeros_like(b)
         return solve(
             lambda d: free(fed.round(system, p=d, source=False, **rows).w),
             free(b),
             start,
-            image,
+            None if w is None else free(w),
             self.cg_steps,
             self.cg_tolerance,
         )

@@ -106,7 +106,11 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 @settings
 class LocalWork:
-    """Which clients take part in an outer iteration, and whether local steps share the step size."""
+    """Which clients take part in an outer iteration, and whether local steps share the step size.
+
+    projects    whether x and y stay in the feasible sets of the problem
+    restricts   whether the hypergradient takes the set of y into account
+    """
 
     needs_server: ClassVar[bool] = True
     projects: ClassVar[bool] = True
@@ -137,7 +141,7 @@ class LocalWork:
         idle |= {"alpha"} if upper is not None and once(steps) else set()
         used = [each for each in declared if each.setting not in idle]
         if isinstance(getattr(upper, "learning_rate", None), float):
-            used.append(StepSize("upper.learning_rate", Moves.UPPER))
+            used.insert(0, StepSize("upper.learning_rate", Moves.UPPER))
         return used
 
     def limit(self, moves: Moves, clients: int) -> float | None:

@@ -75,8 +75,8 @@ def check_feasible(algorithm: Algorithm, problem: BilevelProblem) -> None:
     bound = " and ".join(f"feasible_{name}" for name, each in given if each.project is not None)
     if bound and not getattr(algorithm, "projects", False):
         raise SettingsError(
-            f"{bound} is not kept by {type(algorithm).__name__}, which does not project; use fbo-aggitd, fednest, "
-            "lfednest or naive-itd (a method of your own that projects says so by projects = True)"
+            f"{type(algorithm).__name__} would not keep {bound}, because it does not project; use fbo-aggitd, "
+            "fednest, lfednest or naive-itd (a method of your own that projects says so by projects = True)"
         )
 
 
