@@ -154,23 +154,23 @@ def quadratic(condition: float, heterogeneity: float, share: float) -> Case:
 def ridge_one() -> Case:
     g = np.random.default_rng(0)
     rows = []
-    for noise in (0.1, 1.0, 3.0, 5.0):
-        a = [g.normal(size=(50, 5)) for _ in range(2)]
-        rows.append([(x, x @ np.arange(5.0) + noise * g.normal(size=50)) for x in a])
+    for noise in (0.5, 1.0, 2.0, 3.0):
+        a = [g.normal(size=(10, 20)), g.normal(size=(40, 20))]
+        rows.append([(x, x @ np.linspace(0.0, 0.5, 20) + noise * g.normal(size=len(x))) for x in a])
     return penalised(
         "ridge-one",
         rows,
         squares,
         1,
-        5,
-        lambda x, y: jnp.exp(x[0]) * jnp.sum(y**2),
-        -6.0,
-        3.0,
+        20,
+        lambda x, y: jnp.exp(x[0] - 4) * jnp.sum(y**2),
+        -4.0,
+        8.0,
         method=dict(FAST, estimator="cg"),
-        target=1e-2,
+        target=1e-3,
         rounds=600,
         alphas=(0.01, 0.1, 1.0, 10.0),
-        betas=(0.03, 0.1, 0.3),
+        betas=(0.01, 0.03, 0.1),
         lengths=(2, 8),
     )
 

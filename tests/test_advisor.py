@@ -12,11 +12,14 @@ import pytest
 
 import fedbilevel as fb
 from commands import QUADRATIC, Command, one_line, sets
+from fedbilevel.advisor import notes_on
 from fedbilevel.advisor._lanczos import Krylov, Spectrum, lanczos
+from fedbilevel.advisor._notes import implicit_share
 from fedbilevel.advisor._steps import Point
 from fedbilevel.advisor._truth import true_hypergradient
 from fedbilevel.advisor._upper import adapted
 from fedbilevel.advisor._values import _largest
+from fedbilevel.federation import Series
 from fedbilevel.problems.quadratic import QuadraticTask
 from fedbilevel.settings import from_mapping, to_mapping
 
@@ -250,6 +253,21 @@ def test_auto_is_refused_where_it_has_no_meaning(
 def test_a_setting_that_cannot_be_automatic_says_so_by_name(method: Any, setting: str) -> None:
     with pytest.raises(fb.SettingsError, match=f"{setting} = 'auto' is wrong: .*automatically; give a number"):
         method(**{setting: "auto"})
+
+
+# Notes while a run goes on --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_the_vectors_of_a_series_tell_how_much_of_the_implicit_part_is_there(summed: bool) -> None:
+    r, a, n = jnp.ones(4), 0.9, 3
+    last = sum(a**k for k in range(n + 1)) * r if summed else a**n * r
+    share = implicit_share(Series(r, jnp.asarray(last), n, summed), terms=4)
+    assert share == pytest.approx(1 - a**4, rel=1e-4)
+    told = notes_on(fb.AggITD(N=3, lam=0.1), Series(r, jnp.asarray(last), n, summed))
+    assert "34%" in told["missing"] and "lam = 0.1 and N = 3" in told["missing"]
+    assert notes_on(fb.AggITD(N=3, lam=0.1), Series(r, 0.1 * r, n)) == {}
+    assert "above 1/L_g" in notes_on(fb.AggITD(N=1, lam=0.1), Series(r, -0.2 * r, 1))["long"]
 
 
 # The command line -----------------------------------------------------------------------------------------

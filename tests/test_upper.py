@@ -268,7 +268,7 @@ RATE = {"name": "cosine_decay_schedule", "init_value": 0.1}
             "its state has a random key, which a checkpoint cannot",
         ),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_what_is_not_an_optimiser_is_refused_in_one_line(small: Any, upper: Any, told: str) -> None:
     with pytest.raises(fb.SettingsError) as error:
