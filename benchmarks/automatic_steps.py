@@ -306,8 +306,11 @@ def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
+    def below(gap: float | None) -> bool:
+        return gap is not None and gap < case.target
+
     def arrived(progress: fb.Progress) -> bool:
-        return (progress.record["gap"] or np.inf) < case.target
+        return below(progress.record["gap"])
 
     made: dict[str, Any]
     try:
@@ -315,7 +318,7 @@ def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
         how: dict[str, Any] = dict(stop={"rounds": case.rounds}, measure=case.measure, observers=[arrived])
         result = fb.train(case.problem, case.clients, method, **how)
         last = result.history[-1]
-        there = (last["gap"] or np.inf) < case.target
+        there = below(last["gap"])
         made = {
             "rounds": last["rounds"] if there else None,
             "gap": last["gap"],

@@ -114,7 +114,9 @@ class Automatics:
     def find(self, fed: Federation, algorithm: Any, state: Any, seed: int) -> tuple[Any, Any]:
         """Replace every "auto" by a number. Returns the method and the state to begin with.
 
-        If the state consists of x and y alone, its y is then the one that the measurement has come to.
+        If the upper step size is automatic, the y of that state is the one that the measurement has come to. Where
+        the step size then follows secants, its x is that of the trial: the hypergradient at the start is known, so
+        the first iteration gives a secant already.
         """
         before, asked = fed.ledger.rounds, by_rounds(algorithm, fed)
         point = Point(asked[0], state.x, state.y, by_rounds=asked[1])
@@ -143,7 +145,16 @@ class Automatics:
         self._remember(truth.measured, found, 0)
         self.cost = fed.ledger.rounds - before
         resolved = with_values(algorithm, self.values)
-        return resolved, _at(state, point.y) if settles else state
+        if not settles:
+            return resolved, state
+        x = state.x
+        if alpha is not None and is_exact(algorithm, clients):
+            first, h = dict[str, np.ndarray](), np.asarray(truth.h, np.float64)
+            adapted(first, self.values[alpha], np.asarray(x), h, upper_length(algorithm))
+            self.arrays |= {f"alpha.{name}": array for name, array in first.items()}
+            moved = np.asarray(x, np.float64) - self.values[alpha] * upper_length(algorithm) * h
+            x = regions_of(fed.engine.problem).x.nearest(jnp.asarray(moved, jnp.float32))
+        return resolved, _at(state, x, point.y)
 
     def _remember(self, measured: Measured, found: Curvatures, iteration: int) -> None:
         """The largest eigenvector and L_g, for `track`, and when they are looked at next."""
@@ -264,11 +275,11 @@ class Automatics:
         return float(values[-1]) + min(size, 0.5 * abs(float(values[-1])))
 
 
-def _at(state: State | ServerState, y: Array) -> State | ServerState:
-    """The state with another y, which is also the y before it: nothing has moved yet."""
+def _at(state: State | ServerState, x: Array, y: Array) -> State | ServerState:
+    """The state at another x and y. The new y is also the y before it: its momentum is zero."""
     if isinstance(state, ServerState) and state.before is not None:
-        return state._replace(y=y, before=y)
-    return state._replace(y=y)
+        return state._replace(x=x, y=y, before=y)
+    return state._replace(x=x, y=y)
 
 
 def _number(each: Advice) -> float:

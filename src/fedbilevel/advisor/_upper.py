@@ -7,11 +7,12 @@ Mishchenko, "Adaptive Gradient Descent without Descent", ICML 2020):
 
     α_k = min( sqrt(1 + θ_{k-1}) α_{k-1},  ||x_k - x_{k-1}|| / (2 ||h_k - h_{k-1}||) ),      θ_k = α_k / α_{k-1}
 
-with θ_0 = ∞, so that the first iteration is the trial: it moves x by `TRIAL` relative to max(1, ||x||), and the
-curvature that it finds gives the first real step. In an outer iteration h_k is known only after its step size was
-needed, so α_k is used one iteration later. It needs no function values and no rounds. It stays below the inverse
-of the local curvature, and grows by half in an iteration where that is small. For convex F with exact
-hypergradients and without the delay the rule is proved to converge; here it is a heuristic.
+with θ_0 = ∞. It begins with a trial, which moves x by `TRIAL` relative to max(1, ||x||) along the hypergradient
+that the measurement of the start has found, so that the first iteration has a secant. In an outer iteration h_k is
+known only after its step size was needed, so α_k is used one iteration later. It needs no function values and no
+rounds. It stays below the inverse of the local curvature, and grows by half in an iteration where that is small.
+For convex F with exact hypergradients and without the delay the rule is proved to converge; here it is a
+heuristic.
 
 A secant of noisy hypergradients measures their noise. So a method that draws a random Q or T', minibatches for h,
 or a part of the clients, has a fixed step size instead: the hypergradient is solved for at x_0 and at two points
@@ -58,7 +59,7 @@ def upper_length(algorithm: Any) -> float:
 
 
 def first_step(algorithm: Any, x: Vector, h: Vector) -> float:
-    """The step size of the trial: the first iteration moves x by a hundredth of its length, or of one."""
+    """The step size of the trial, which moves x by a hundredth of its length, or of one."""
     size = float(np.linalg.norm(np.asarray(h, np.float64)))
     along = TRIAL * max(1.0, float(np.linalg.norm(np.asarray(x, np.float64))))
     return along / size / upper_length(algorithm) if size > 0 else TRIAL
