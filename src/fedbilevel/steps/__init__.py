@@ -1,5 +1,6 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
+from ._ahead import Moving, Rows, draw_ahead, moving_part, still_part, whole
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
 from ._samples import (
@@ -27,12 +28,14 @@ __all__ = [
     "Draw",
     "Epochs",
     "Form",
+    "Moving",
     "Next",
     "Own",
     "PartName",
     "PerClient",
     "ReplyField",
     "Role",
+    "Rows",
     "Sample",
     "Samples",
     "Scalar",
@@ -43,10 +46,14 @@ __all__ = [
     "Y",
     "client_step",
     "draw",
+    "draw_ahead",
     "find_step",
+    "moving_part",
     "place_of",
     "present",
     "sgd",
+    "still_part",
     "svrg",
     "walk",
+    "whole",
 ]
