@@ -7,6 +7,7 @@ the block was finite is an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from ..steps import Chances, Moving, whole
 from ._tape import Form, Piece, Register, Tape, descriptor_key, forms
 from ._watch import Remember, Round
 
+MARKS = dict(xla_cpu_small_call="true", inlineable="false")
 BEGIN = 0  # the branch that puts the state into registers
 # The columns of an instruction: its branch, its cohort, its place in the stack of its draws, and then registers.
 BRANCH, COHORT, PLACE, REGISTERS = range(4)
@@ -250,10 +252,16 @@ def _compiler(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
     plain = jax.jit(function)
     if not small or jax.default_backend() != "cpu":
         return plain
-    inner = jax.jit(function, inline=False)
+
+    @partial(jax.jit, inline=False)
+    def inner(*arguments: Any) -> Any:
+        with set_xla_metadata(**dict.fromkeys(MARKS)):  # the operations inside have no marks
+            # A call that is marked has to use all of its arguments, or XLA ends the process.
+            used = sum(jnp.ravel(a)[0].astype(jnp.float32) for a in jax.tree.leaves(arguments) if jnp.size(a))
+            return function(*arguments), used
 
     def marked(*arguments: Any) -> Any:
-        with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+        with set_xla_metadata(**MARKS):
             return inner(*arguments)
 
     whole = jax.jit(marked, compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
@@ -262,8 +270,8 @@ def _compiler(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
     def either(*arguments: Any) -> Any:
         if not chosen:
             try:
-                made = whole(*arguments)
-                chosen.append(whole)
+                made = whole(*arguments)[0]
+                chosen.append(lambda *arguments: whole(*arguments)[0])
                 return made
             except jax.errors.JaxRuntimeError:
                 chosen.append(plain)

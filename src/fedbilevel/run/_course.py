@@ -15,9 +15,10 @@ from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..aggregate import Memory
 from ..algorithms import Algorithm
-from ..engines import ClientStates, Engine
+from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
+from ..fused import Blocks
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
 from ..privacy import Accountant, Books, Privacy, Secret
@@ -32,6 +33,7 @@ from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
 RESTARTS = 8  # A run that still diverges after this many halvings ends.
+LONGEST = 1024  # the most outer iterations between two looks at the budget
 CLIENTS = "clients"  # the folder of the clients' states, in the run folder
 
 
@@ -172,11 +174,7 @@ class Course:
         """Do outer iterations until the budget is spent, or an observer ends the run."""
         rules, budget, records = self.setup.evaluate, self._budget, self.records
         while not budget.spent(self.iteration, records):
-            self.fed.noted.clear()
-            before = self.state
-            self.state = self.algorithm.step(self.fed, self.state)
-            self._before = before
-            self.iteration += 1
+            self._proceed(1 if observers else LONGEST)
             last = budget.spent(self.iteration, records)
             if self.iteration % rules.every == 0 or last:
                 self._evaluate()
@@ -189,6 +187,26 @@ class Course:
                     self._evaluate()
                 self._save()
                 return
+
+    def _proceed(self, most: int) -> None:
+        """Do one outer iteration, or several at once if the engine can and nothing is due in between."""
+        rules = self.setup.evaluate
+        self.fed.noted.clear()
+        if self._blocks is None and isinstance(self.setup.engine, Fusible):
+            self._blocks = Blocks(self.algorithm, self.fed, self.state)
+        if self._blocks is not None:
+            for every in (rules.every, rules.checkpoint_every):
+                most = min(most, every - self.iteration % every)
+            most = self._budget.ahead(self.iteration, most, self._blocks.rounds_ahead)
+            done = self._blocks.advance(self.state, most)
+            if done is not None:
+                self.state, self._before = done.state, done.before
+                self.iteration += done.iterations
+                return
+        before = self.state
+        self.state = self.algorithm.step(self.fed, self.state)
+        self._before = before
+        self.iteration += 1
 
     def _progress(self) -> Progress:
         """What observers are told: the parameters are restored only if one of them asks."""
@@ -253,6 +271,7 @@ class Course:
         self.ledger = ledger
         self.fed = self._federation(self.setup.federation.min_replies)
         self._before = None
+        self._blocks: Blocks | None = None
         self._budget = Budget(self.setup.stop, self.fed, self._rehearse)
 
     def _rehearse(self) -> int | None:

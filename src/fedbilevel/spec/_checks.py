@@ -53,6 +53,26 @@ def check_parts(
     stop.check()
 
 
+def check_fusible(
+    federation: FederationSettings, attack: AttackSettings, privacy: Privacy, *, chaotic: bool
+) -> None:
+    """Raise if a setting needs the host in every round, where the rounds are inside of a program."""
+    rule = federation.rule and named(AGGREGATORS, federation.rule)["name"]
+    for field, value in {
+        "federation.aggregator": rule,
+        "federation.deadline": federation.deadline,
+        "federation.oversample": federation.oversample or None,
+        "attack.kind": None if attack.kind == "label-flip" else attack.kind,
+        "privacy.mode": privacy.mode,
+        "chaos": "on" if chaotic else None,
+    }.items():
+        if value is not None:
+            raise SettingsError(
+                f"{field} = {value!r} is wrong with federation.engine = 'fused': it needs every reply by itself, and "
+                "there the rounds are inside of a program; use the engine 'simulation'"
+            )
+
+
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:
     """Raise if the rounds of a run could have too few replies for their rule."""
     rule = federation.rule
