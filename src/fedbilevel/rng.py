@@ -91,6 +91,68 @@ def _sequence(seed: int, address: Iterable[Word]) -> np.random.SeedSequence:
     return np.random.SeedSequence([seed, *(crc32(a.encode()) if isinstance(a, str) else int(a) for a in address)])
 
 
+def keys(root: int, *words: Word | np.ndarray) -> np.ndarray:
+    """The keys of Philox at many addresses: a row of two words for each. A word may be an array of numbers.
+
+    This is NumPy's `SeedSequence`, whose algorithm is fixed, for all addresses at once.
+    """
+    seed, rest = [], root
+    while not seed or rest:
+        seed.append(rest & _MASK)
+        rest >>= 32
+    coded = [crc32(word.encode()) if isinstance(word, str) else word for word in words]
+    entropy = np.broadcast_arrays(*(np.asarray(word, np.uint32) for word in (*seed, *coded)))
+    mixed, constant = list[np.ndarray](), _Constant(0x43B0D7E5, 0x931E8875)
+    for i in range(4):
+        mixed.append(constant.hashed(entropy[i] if i < len(entropy) else np.zeros_like(entropy[0])))
+    for source in range(4):
+        for to in range(4):
+            if source != to:
+                mixed[to] = _mix(mixed[to], constant.hashed(mixed[source]))
+    for word in entropy[4:]:
+        for to in range(4):
+            mixed[to] = _mix(mixed[to], constant.hashed(word))
+    constant = _Constant(0x8B51F9DD, 0x58F38DED)
+    low, high, low_2, high_2 = (constant.hashed(word).astype(np.uint64) for word in mixed)
+    return np.stack([low | high << np.uint64(32), low_2 | high_2 << np.uint64(32)], axis=-1)
+
+
+_MASK = 0xFFFFFFFF
+
+
+class _Constant:
+    """The constant of SeedSequence's hash, which changes with every use."""
+
+    def __init__(self, start: int, factor: int) -> None:
+        self._value, self._factor = start, factor
+
+    def hashed(self, word: np.ndarray) -> np.ndarray:
+        word = word ^ np.uint32(self._value)
+        self._value = self._value * self._factor & _MASK
+        word = word * np.uint32(self._value)
+        return word ^ word >> np.uint32(16)
+
+
+def _mix(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    mixed = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
+    return mixed ^ mixed >> np.uint32(16)
+
+
+class Rekeyed:
+    """One generator that is set to the start of any key, which is faster than to make a generator for each key."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(0)
+        self._state: dict = self._bits.state
+        self._generator = np.random.Generator(self._bits)
+
+    def at(self, key: np.ndarray) -> np.random.Generator:
+        """The generator at a key. It is valid until the next call."""
+        self._state["state"]["key"] = key
+        self._bits.state = self._state
+        return self._generator
+
+
 def _plain(word: Word) -> Word:
     return word if isinstance(word, str) else int(word)
 

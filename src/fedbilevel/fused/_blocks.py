@@ -117,7 +117,8 @@ class Blocks:
         self._most: Counter[Any] = Counter()  # the largest numbers of an iteration: instructions, cohorts, draws
         self._apart = 0  # so many iterations are to be done round by round
         self._given: Given | None = None
-        self._held: dict[Any, dict[str, int]] = {}
+        self._held: dict[int, dict[str, int]] = {}
+        self._memories: dict[int, tuple[list[Any], Any]] = {}
 
     def rounds_ahead(self, count: int) -> Iterable[int]:
         """The rounds of each of the next iterations."""
@@ -195,7 +196,7 @@ class Blocks:
     def _record(self, rounds: int, local: int) -> Recorded:
         """Trace an iteration, and remember it by the choices that it makes."""
         watch = Watch(rounds, local)
-        opaque = Opaque(self._engine, watch)
+        opaque = Opaque(self._engine, watch, self._remembered)
         fed = self._fed.elsewhere(opaque, lambda call: Taken(opaque), ledger_at(rounds, local))
         traced, notes = self._traced(Watched(fed, watch), watch)
         tape = make_tape(traced, watch.nodes, notes)
@@ -223,6 +224,14 @@ class Blocks:
         self._measure(recorded)
         self._insert(watch.choices, recorded)
         return recorded
+
+    def _remembered(self, x: Any, count: int) -> tuple[list[Any], Any]:
+        """The leaves, as shapes, and the structure of what this many clients remember of x."""
+        if count not in self._memories:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), self._engine.data)
+            each = jax.vmap(self._fed.engine.problem.remember, in_axes=(None, 0))
+            self._memories[count] = jax.tree.flatten(jax.eval_shape(each, x, one))
+        return self._memories[count]
 
     def _traced(self, fed: Watched, watch: Watch) -> tuple[Any, tuple[str, ...]]:
         names: list[str] = []

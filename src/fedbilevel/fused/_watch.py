@@ -8,7 +8,7 @@ traced program, and what it needs later is noted: the call, its cohort, and the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,11 +19,10 @@ from jax import Array
 from jax.extend.core import Primitive
 
 from ..data import Clients
-from ..engines import Call, Capabilities, Fusible, Replies, expect
+from ..engines import Call, Capabilities, Replies, expect
 from ..errors import SettingsError
 from ..federation import Federation
 from ..ledger import Ledger
-from ..oracle import Arrays
 from ..problem import BilevelProblem
 from ..rng import Kind
 from ..steps import Form, Step, place_of
@@ -119,10 +118,13 @@ def _shapes(*inputs: Any, number: int, outputs: tuple[tuple[tuple[int, ...], Any
 
 
 class Opaque:
-    """An engine whose rounds are single operations of a traced program."""
+    """An engine whose rounds are single operations of a traced program.
 
-    def __init__(self, engine: Any, watch: Watch) -> None:
-        self._engine: Fusible = engine
+    shapes(x, n) gives the leaves and the structure of what n clients remember of an x.
+    """
+
+    def __init__(self, engine: Any, watch: Watch, shapes: Callable[[Any, int], Any]) -> None:
+        self._shapes = shapes
         self.problem: BilevelProblem = engine.problem
         self.clients: Clients = engine.clients
         self.capabilities: Capabilities = dataclasses.replace(engine.capabilities, states=None)
@@ -179,12 +181,10 @@ class Opaque:
         key = held.version, cohort
         if key not in self._memories:
             x = jax.ShapeDtypeStruct(np.shape(held.value), jnp.result_type(held.value))
-            shapes = remembered_shapes(self.problem, x, self._engine.data, len(call.clients))
-            leaves, tree = jax.tree.flatten(shapes)
-            if not leaves:
-                return [], None
+            leaves, tree = self._shapes(x, len(call.clients))
             outputs = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-            self._memories[key] = self._bind(Remember(cohort), [held.value], outputs), tree
+            bound = self._bind(Remember(cohort), [held.value], outputs) if leaves else []
+            self._memories[key] = bound, tree if leaves else None
         return self._memories[key]
 
     def _refuse(self, call: Call) -> None:
@@ -195,12 +195,6 @@ class Opaque:
             wrong = f"clients send different numbers of matrices in step {call.step.name}"
         if wrong is not None:
             raise SettingsError(f"engine = 'fused' is wrong for this method: {wrong}; {REMEDY}")
-
-
-def remembered_shapes(problem: BilevelProblem, x: Any, data: Arrays, count: int) -> Any:
-    """The shapes of what this many clients remember of x."""
-    some = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), data)
-    return jax.eval_shape(jax.vmap(problem.remember, in_axes=(None, 0)), x, some)
 
 
 class Taken:

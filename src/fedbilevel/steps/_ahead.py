@@ -7,13 +7,16 @@ second part is drawn here. It is what `draw` draws, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from ..rng import Address
-from ._samples import Chance, Chances, Descriptor, Draw, Epochs, Sample, Stream, draw
+from .. import rng
+from ..rng import Address, Kind
+from ._samples import Chance, Chances, Descriptor, Draw, Epochs, Sample, Samples, Stream, draw, place_of, steps_of
 
 
 class Moving(NamedTuple):
@@ -54,17 +57,71 @@ class Rows(NamedTuple):
 def draw_ahead(
     descriptor: Descriptor,
     name: str,
-    addresses: list[Address],
+    addresses: Sequence[Address],
     clients: np.ndarray,
     rows: Rows,
     chances: Chances | None,
 ) -> Moving:
     """Draw for many calls. Row k of `clients` has the clients of the call at the k-th address."""
-    drawn = [
-        [
-            moving_part(draw(descriptor, address, name, int(c), int(rows.sizes[c]), rows.capacity, chances))
-            for c in cohort
+    root = addresses[0].root
+    if chances is None and isinstance(root, int) and _as_numpy():
+        places = np.asarray([address.place for address in addresses])
+        return Moving(_indices(descriptor, root, addresses[0].kind, name, places, clients, rows), None)
+    drawn = []
+    for address, cohort in zip(addresses, clients, strict=True):
+        own = descriptor
+        if isinstance(own, Samples) and own.of is not None:
+            own = replace(own, of=address.place)
+        drawn += [
+            moving_part(draw(own, address, name, int(c), int(rows.sizes[c]), rows.capacity, chances)) for c in cohort
         ]
-        for address, cohort in zip(addresses, clients, strict=True)
-    ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves).reshape(*clients.shape, *leaves[0].shape), *sum(drawn, []))
+    return Moving(*(_stacked(leaves, clients.shape) for leaves in zip(*drawn, strict=True)))
+
+
+def _stacked(leaves: Sequence[Any], lead: tuple[int, ...]) -> Any:
+    return None if leaves[0] is None else np.stack(leaves).reshape(*lead, *leaves[0].shape)
+
+
+def _indices(
+    descriptor: Descriptor, root: int, kind: Kind, name: str, places: np.ndarray, clients: np.ndarray, rows: Rows
+) -> np.ndarray:
+    """The places of the rows of all draws, as `draw` has them."""
+    size = descriptor.size
+    assert size is not None
+    keys = rng.keys(root, kind.value, places[:, None], name, clients).reshape(-1, 2)
+    who = clients.ravel()
+    steps = np.asarray([steps_of(descriptor, c, int(own), rows.capacity) for c, own in enumerate(rows.sizes)])
+    made = np.zeros((len(who), int(steps[0, 1]), size), np.int32)
+    own = np.stack([rows.sizes[who], steps[who, 0]], axis=1)
+    for count, taken in np.unique(own, axis=0):
+        chosen = np.flatnonzero((own == (count, taken)).all(axis=1))
+        if isinstance(descriptor, Epochs):
+            orders = _permutations(keys[chosen], descriptor.epochs, count)
+            width = taken // descriptor.epochs * size
+            padded = np.zeros((len(chosen), descriptor.epochs, width), np.int32)
+            padded[:, :, :count] = orders
+            made[chosen, :taken] = padded.reshape(len(chosen), taken, size)
+        else:
+            once = place_of(descriptor) is not None
+            orders = _permutations(keys[chosen], 1 if once else taken, count)[:, :, :size]
+            made[chosen, :taken, : orders.shape[2]] = orders
+    made = made.reshape(*clients.shape, *made.shape[1:])
+    return made[:, :, 0] if isinstance(descriptor, Sample) else made
+
+
+def _permutations(keys: np.ndarray, count: int, rows: int) -> np.ndarray:
+    """For each key, the first permutations of so many rows that a generator draws there."""
+    generator, made = rng.Rekeyed(), np.empty((len(keys), count, rows), np.int64)
+    made[:] = np.arange(rows)
+    for key, orders in zip(keys, made, strict=True):
+        generator.at(key).permuted(orders, axis=1, out=orders)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _as_numpy() -> bool:
+    """Whether NumPy still draws in the way that is taken for granted here. If not, it is asked for every draw."""
+    seed, places = 2**40, np.arange(3)
+    made = _permutations(rng.keys(seed, "round", places, "u", 3), 2, 50)
+    generators = [rng.generator(seed, "round", int(place), "u", 3) for place in places]
+    return np.array_equal(made, [[g.permutation(50) for _ in range(2)] for g in generators])
