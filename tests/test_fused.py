@@ -1,4 +1,4 @@
-"""The engine `fused`: the same numbers and the same books as the simulation, with the rounds inside of a program."""
+"""The engine `fused`: the numbers and the books of the simulation, with the rounds inside of a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.rng import Address, Kind
-from fedbilevel.steps import Descriptor, Epochs, PerClient, Rows, Sample, Samples, draw, draw_ahead, moving_part
+from fedbilevel.steps import (
+    Chances,
+    Descriptor,
+    Epochs,
+    PerClient,
+    Rows,
+    Sample,
+    Samples,
+    draw,
+    draw_ahead,
+    moving_part,
+)
 
 ITERATIONS = 6
 
@@ -26,7 +37,7 @@ def task() -> QuadraticTask:
 
 
 def train(task: Any, method: Any, engine: Any, **more: Any) -> fb.Result:
-    options = dict(stop={"iterations": ITERATIONS}, evaluate={"every": 4}, seed=3) | more
+    options: dict[str, Any] = dict(stop={"iterations": ITERATIONS}, evaluate={"every": 4}, seed=3) | more
     return fb.train(task.problem, task.clients, method, engine=engine, **options)
 
 
@@ -62,6 +73,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+CHANCES: tuple[Chances | None, ...] = (None, "step")
 OURS = [name for name in ALGORITHMS if ALGORITHMS[name].__module__.startswith("fedbilevel.")]
 
 
@@ -85,7 +97,9 @@ HALF = fb.AggITD(
 
 
 @pytest.mark.parametrize("cohort", ["iteration", "phase", "round"])
-def test_half_of_the_clients_on_minibatches_agree_for_every_kind_of_cohort(task: QuadraticTask, cohort: str) -> None:
+def test_half_of_the_clients_on_minibatches_agree_for_every_kind_of_cohort(
+    task: QuadraticTask, cohort: str
+) -> None:
     rules = {"cohort": cohort, "weighting": "samples"}
     results = [train(task, HALF, engine, federation=rules) for engine in ("fused", "simulation")]
     agree(*results)
@@ -128,7 +142,9 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_history(task: QuadraticTa
     rules = {"every": 8, "checkpoint_every": 3}
     whole = train(task, HALF, "fused", stop={"iterations": 8}, evaluate=rules, out=tmp_path / "whole")
     train(task, HALF, "fused", stop={"iterations": 5}, evaluate=rules, out=tmp_path / "killed")
-    resumed = train(task, HALF, "fused", stop={"iterations": 8}, evaluate=rules, out=tmp_path / "killed", resume=True)
+    resumed = train(
+        task, HALF, "fused", stop={"iterations": 8}, evaluate=rules, out=tmp_path / "killed", resume=True
+    )
     lines = [[{k: v for k, v in line.items() if k != "seconds"} for line in r.history] for r in (whole, resumed)]
     assert lines[0] == lines[1]
     assert books(whole)["ledger"] == books(resumed)["ledger"]
@@ -170,14 +186,14 @@ def test_every_draw_ahead_is_the_draw_of_its_address() -> None:
         Epochs("lower", 4, 2),
     )
     for descriptor in kinds:
-        for chances in (None, "step"):
-            ahead = draw_ahead(descriptor, "u", addresses, clients, Rows(sizes, 9), chances)  # type: ignore[arg-type]
+        for chances in CHANCES:
+            ahead = draw_ahead(descriptor, "u", addresses, clients, Rows(sizes, 9), chances)
             for k, address in enumerate(addresses):
                 own = descriptor
                 if isinstance(descriptor, Samples) and descriptor.of is not None:
                     own = Samples("lower", 3, 2, of=address.place)
                 for i, client in enumerate(clients[k]):
-                    one = draw(own, address, "u", int(client), int(sizes[client]), 9, chances)  # type: ignore[arg-type]
+                    one = draw(own, address, "u", int(client), int(sizes[client]), 9, chances)
                     for a, b in zip(moving_part(one), ahead, strict=True):
                         assert (a is None) == (b is None)
                         assert a is None or np.array_equal(a, b[k, i])

@@ -15,7 +15,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -96,7 +96,7 @@ def keys(root: int, *words: Word | np.ndarray) -> np.ndarray:
 
     This is NumPy's `SeedSequence`, whose algorithm is fixed, for all addresses at once.
     """
-    seed, rest = [], root
+    seed, rest = list[int](), root
     while not seed or rest:
         seed.append(rest & _MASK)
         rest >>= 32
@@ -134,7 +134,7 @@ class _Constant:
 
 
 def _mix(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    mixed = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
+    mixed: np.ndarray = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
     return mixed ^ mixed >> np.uint32(16)
 
 
@@ -143,7 +143,7 @@ class Rekeyed:
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(0)
-        self._state: dict = self._bits.state
+        self._state: Any = self._bits.state
         self._generator = np.random.Generator(self._bits)
 
     def at(self, key: np.ndarray) -> np.random.Generator:

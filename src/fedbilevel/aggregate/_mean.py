@@ -84,7 +84,9 @@ def _finite(arrays: list[Array]) -> list[Array]:
 
 def finite_mean(arrays: list[Array], weights: Array) -> tuple[Array, list[Array]]:
     """Whether all replies are finite, and their weighted mean, within a program that JAX traces."""
-    return jnp.all(jnp.stack(_finite(arrays))), [jnp.tensordot(weights, a, axes=1) / jnp.sum(weights) for a in arrays]
+    return jnp.all(jnp.stack(_finite(arrays))), [
+        jnp.tensordot(weights, a, axes=1) / jnp.sum(weights) for a in arrays
+    ]
 
 
 @jax.jit

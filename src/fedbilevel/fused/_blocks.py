@@ -99,12 +99,15 @@ class Blocks:
         engine = fed.engine
         assert isinstance(engine, Fusible)
         self._algorithm, self._fed, self._engine = algorithm, fed, engine
-        leaves, self._tree = jax.tree.flatten(state)
+        leaves, tree = jax.tree.flatten(state)
+        self._tree: Any = tree
         self._leaves = [jnp.asarray(leaf) for leaf in leaves]
         self._forms = [Form(leaf.shape, leaf.dtype) for leaf in self._leaves]
         self._count, problem = engine.clients.count, engine.problem
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
-        self._program = Program(problem, engine.over, self._forms, small=size < SMALL)
+        # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
+        small = size < SMALL and problem.chances is None
+        self._program = Program(problem, engine.over, self._forms, small=small)
         self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
         sizes = [engine.clients.size(client) for client in range(self._count)]
         capacity = engine.clients.capacity
@@ -203,8 +206,8 @@ class Blocks:
         code = self._program.add(tape)
         if self._program.branches > PIECES:
             raise SettingsError(
-                f"engine = 'fused' is wrong for this method: its iterations differ in values that the server draws, "
-                f"so that a program would have over {PIECES} pieces; {REMEDY}"
+                "engine = 'fused' is wrong for this method: its iterations differ in values that the server "
+                f"draws, so that a program would have over {PIECES} pieces; {REMEDY}"
             )
         found = {i.cohort: None for i in tape.instructions if i.cohort is not None}
         cohorts = tuple(found)
@@ -301,7 +304,7 @@ class Blocks:
     def _measure(self, recorded: Recorded) -> None:
         """Note what the longest iteration of each kind needs, so that the arrays of a block have fixed sizes."""
         needs: Counter[Any] = Counter({"code": len(recorded.code)})
-        needs.update(("cohort", cohort.count) for cohort in recorded.cohorts)
+        needs.update(("cohort", cohort.size) for cohort in recorded.cohorts)
         needs.update({("group", group): len(rows) for group, rows in recorded.grouped.items()})
         for what, count in needs.items():
             self._most[what] = max(self._most[what], count)
@@ -313,7 +316,7 @@ class Blocks:
             own = 0
             for arguments in recorded.sampled.values():
                 for sampled in arguments.values():
-                    clients = sum(self._count if c is None else c.count for c in sampled.cohorts)
+                    clients = sum(self._count if c is None else c.size for c in sampled.cohorts)
                     own += clients * self._most["bytes", descriptor_key(sampled.descriptor)]
             each = max(each, own)
         size = 1
@@ -343,10 +346,12 @@ class Blocks:
             own: dict[Cohort | None, Any] = {None: everyone}
             places: dict[Cohort, int] = {}
             for cohort in recorded.cohorts:
-                own[cohort] = np.sort(drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.count))
-                rows = cohorts.setdefault(cohort.count, [])
-                places[cohort] = len(rows)
-                rows.append(own[cohort])
+                own[cohort] = np.sort(
+                    drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
+                )
+                alike = cohorts.setdefault(cohort.size, [])
+                places[cohort] = len(alike)
+                alike.append(own[cohort])
             for row, cohort in recorded.cohorted:
                 part[row, COHORT] = places[cohort]
             for group, rows in recorded.grouped.items():
@@ -363,13 +368,13 @@ class Blocks:
         moving: dict[str, dict[str, Any]] = {}
         chances = self._engine.problem.chances
         for (group, name), descriptor in descriptors.items():
-            rows, who = self._rows[descriptor.part], np.stack(clients[group, name])
-            made = draw_ahead(descriptor, name, addresses[group, name], who, rows, chances)
+            who = np.stack(clients[group, name])
+            made = draw_ahead(descriptor, name, addresses[group, name], who, self._rows[descriptor.part], chances)
             capacity = size * self._most["group", group]
             moving.setdefault(group, {})[name] = jax.tree.map(lambda a, to=capacity: _grown(a, to), made)
         full = {
-            count: _grown(np.stack(rows).astype(np.int32), size * self._most["cohort", count])
-            for count, rows in cohorts.items()
+            count: _grown(np.stack(alike).astype(np.int32), size * self._most["cohort", count])
+            for count, alike in cohorts.items()
         }
         return Block(np.int32(at), code, full, moving)
 
@@ -385,7 +390,7 @@ class Blocks:
         """The clients of the cohorts of an iteration."""
         made: dict[Cohort | None, frozenset[int]] = {None: frozenset(range(self._count))}
         for cohort in cohorts:
-            ids = drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.count)
+            ids = drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
             made[cohort] = frozenset(ids.tolist())
         return made
 

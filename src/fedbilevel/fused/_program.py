@@ -1,7 +1,7 @@
 """The program that runs tapes: a loop over instructions, with one branch for every piece.
 
-The rows of all draws, the cohorts and the instructions of a block are inputs of the program. Whether every reply of
-the block was finite is an output.
+The rows of all draws, the cohorts and the instructions of a block are inputs of the program. Whether every reply
+of the block was finite is an output.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ class Block(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a block leads to: the state, the state before its last iteration, the notes, and whether all is finite."""
+    """What a block leads to.
+
+    before   the state before the last iteration
+    notes    what was noted in the last iteration
+    sound    whether every reply was finite
+    """
 
     state: tuple[Array, ...]
     before: tuple[Array, ...]
@@ -88,7 +93,7 @@ class Program:
         return len(self._branches)
 
     def add(self, tape: Tape) -> np.ndarray:
-        """Make the program able to run a tape; return the code of the tape, in which cohorts and places are zero."""
+        """Make the program able to run a tape; return the tape's code, in which cohorts and places are zero."""
         for form, count in forms(tape).items():
             if self._registers.get(form, 0) < count:
                 self._registers[form], self._compiled = count, None
@@ -189,7 +194,7 @@ class Program:
         def own(tree: Any) -> Any:
             if node.cohort is None:
                 return tree
-            ids = block.cohorts[node.cohort.count][row[COHORT]]
+            ids = block.cohorts[node.cohort.size][row[COHORT]]
             return jax.tree.map(lambda a: a[ids], tree)
 
         data = own(given.data)
@@ -245,9 +250,9 @@ def _put(bank: Array, value: Any, number: Array) -> Array:
 def _compiler(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
     """Compile a program of many small operations.
 
-    XLA runs a program on a CPU operation by operation, which costs more than the operations themselves if these are
-    small. It compiles a call that is marked as small into a single function, which takes a fifth of the time. A
-    program that cannot be compiled in this way is compiled as any other.
+    XLA runs a program on a CPU operation by operation, which costs more than the operations themselves if these
+    are small. It compiles a call that is marked as small into a single function, which takes a fifth of the time.
+    A program that cannot be compiled in this way is compiled as any other.
     """
     plain = jax.jit(function)
     if not small or jax.default_backend() != "cpu":

@@ -187,13 +187,11 @@ def _piece(
         made = values[len(inputs) :]
         return after(*values[: len(inputs)], *(a for a, wanted in zip(made, taken, strict=True) if wanted))
 
-    return Piece(
-        tuple(key), node, tuple(sent), tuple(map(_form, inputs)), tuple(map(_form, outputs)), server
-    )
+    return Piece(tuple(key), node, tuple(sent), tuple(map(_form, inputs)), tuple(map(_form, outputs)), server)
 
 
 def _node_key(node: Round | Remember) -> Any:
-    count = None if node.cohort is None else node.cohort.count
+    count = None if node.cohort is None else node.cohort.size
     if isinstance(node, Remember):
         return "remember", count
     call = node.call
@@ -202,7 +200,7 @@ def _node_key(node: Round | Remember) -> Any:
 
 
 def descriptor_key(descriptor: Descriptor) -> str:
-    """What a draw's shape depends on. The round whose rows are taken again does not matter, only that there is one."""
+    """What the shape of a draw depends on. It matters whether rows are taken again, but not of which round."""
     if isinstance(descriptor, Samples) and descriptor.of is not None:
         return f"of {Samples(descriptor.part, descriptor.size, descriptor.count)!r}"
     return repr(descriptor)
@@ -230,5 +228,3 @@ def forms(tape: Tape) -> dict[Form, int]:
     for register in used:
         found[register.form] = max(found.get(register.form, 0), register.number + 1)
     return found
-
-

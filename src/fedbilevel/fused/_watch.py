@@ -34,7 +34,7 @@ class Cohort(NamedTuple):
     """A cohort that is drawn in an iteration: after how many of its rounds, and of how many clients."""
 
     after: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Watch:
         left = self.held - (self.first or set())
         if self.first is not None and left:
             raise SettingsError(
-                f"engine = 'fused' is wrong for this method: its clients still hold {min(left)} in the first round "
-                f"of the next iteration; release it, or hold it anew before that round, or {REMEDY}"
+                f"engine = 'fused' is wrong for this method: its clients still hold {min(left)} in the first "
+                f"round of the next iteration; release it, hold it anew before that round, or {REMEDY}"
             )
 
 
@@ -112,9 +112,11 @@ work = Primitive("work_of_clients")
 work.multiple_results = True
 
 
-@work.def_abstract_eval
 def _shapes(*inputs: Any, number: int, outputs: tuple[tuple[tuple[int, ...], Any], ...]) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in outputs]
+
+
+work.def_abstract_eval(_shapes)
 
 
 class Opaque:
@@ -288,9 +290,7 @@ class _Noted:
 
     def __getattr__(self, method: str) -> Any:
         def noted(*arguments: Any, **named: Any) -> Any:
-            choice = Choice(
-                self._number, self._name, self._after, method, arguments, tuple(sorted(named.items()))
-            )
+            choice = Choice(self._number, self._name, self._after, method, arguments, tuple(sorted(named.items())))
             result = choice.made(self._generator)
             self._watch.choices.append((choice, result))
             return result

@@ -93,6 +93,7 @@ class Course:
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
         self._memory: Memory = {}
+        self._blocks: Blocks | None = None  # what does several iterations at once, if the engine can
         self._before: Any = None  # the state before the last iteration, if it was done in this process
         self._set_ledger(Ledger())
 
@@ -271,7 +272,7 @@ class Course:
         self.ledger = ledger
         self.fed = self._federation(self.setup.federation.min_replies)
         self._before = None
-        self._blocks: Blocks | None = None
+        self._blocks = None
         self._budget = Budget(self.setup.stop, self.fed, self._rehearse)
 
     def _rehearse(self) -> int | None:

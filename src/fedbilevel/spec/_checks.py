@@ -68,8 +68,8 @@ def check_fusible(
     }.items():
         if value is not None:
             raise SettingsError(
-                f"{field} = {value!r} is wrong with federation.engine = 'fused': it needs every reply by itself, and "
-                "there the rounds are inside of a program; use the engine 'simulation'"
+                f"{field} = {value!r} is wrong with federation.engine = 'fused': it needs every reply by itself, "
+                "and there the rounds are inside of a program; use the engine 'simulation'"
             )
 
 

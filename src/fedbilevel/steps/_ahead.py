@@ -73,7 +73,8 @@ def draw_ahead(
         if isinstance(own, Samples) and own.of is not None:
             own = replace(own, of=address.place)
         drawn += [
-            moving_part(draw(own, address, name, int(c), int(rows.sizes[c]), rows.capacity, chances)) for c in cohort
+            moving_part(draw(own, address, name, int(c), int(rows.sizes[c]), rows.capacity, chances))
+            for c in cohort
         ]
     return Moving(*(_stacked(leaves, clients.shape) for leaves in zip(*drawn, strict=True)))
 
