@@ -15,6 +15,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.rng import Address, Kind
 from fedbilevel.steps import (
+    Calls,
     Chances,
     Descriptor,
     Epochs,
@@ -177,8 +178,7 @@ def test_what_needs_the_host_in_a_round_is_refused_by_name(task: QuadraticTask) 
 
 def test_every_draw_ahead_is_the_draw_of_its_address() -> None:
     sizes = np.asarray([9, 4, 9])
-    addresses = [Address(2**33 + 1, Kind.ROUND, place) for place in (3, 8)]
-    clients = np.asarray([[0, 1], [1, 2]])
+    calls = Calls(2**33 + 1, Kind.ROUND, np.asarray([3, 8]), np.asarray([[0, 1], [1, 2]]))
     kinds: tuple[Descriptor, ...] = (
         Sample("lower", 3),
         Samples("lower", 6, PerClient((1, 3, 2))),
@@ -187,12 +187,12 @@ def test_every_draw_ahead_is_the_draw_of_its_address() -> None:
     )
     for descriptor in kinds:
         for chances in CHANCES:
-            ahead = draw_ahead(descriptor, "u", addresses, clients, Rows(sizes, 9), chances)
-            for k, address in enumerate(addresses):
-                own = descriptor
+            ahead = draw_ahead(descriptor, "u", calls, Rows(sizes, 9), chances)
+            for k, place in enumerate((3, 8)):
+                own, address = descriptor, Address(2**33 + 1, Kind.ROUND, place)
                 if isinstance(descriptor, Samples) and descriptor.of is not None:
-                    own = Samples("lower", 3, 2, of=address.place)
-                for i, client in enumerate(clients[k]):
+                    own = Samples("lower", 3, 2, of=place)
+                for i, client in enumerate(calls.clients[k]):
                     one = draw(own, address, "u", int(client), int(sizes[client]), 9, chances)
                     for a, b in zip(moving_part(one), ahead, strict=True):
                         assert (a is None) == (b is None)

@@ -116,6 +116,11 @@ class Federation:
             ledger=ledger,
         )
 
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        """The rules on which the books of an iteration and its mean depend, apart from the clients."""
+        return self._cohorts, self._weighting, self._min_replies, self.policies
+
     def weights(self, clients: Sequence[int]) -> np.ndarray:
         """The weights of clients in the mean."""
         return weights_of(clients, self.engine.clients, self._weighting)

@@ -143,14 +143,15 @@ class Rekeyed:
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(0)
-        self._state: Any = self._bits.state
-        self._generator = np.random.Generator(self._bits)
+        known: Any = self._bits.state  # before the first draw
+        self._inner = {"counter": (0, 0, 0, 0), "key": (0, 0)}
+        self._state: Any = {**known, "state": self._inner, "buffer": (0, 0, 0, 0)}
+        self.generator = np.random.Generator(self._bits)
 
-    def at(self, key: np.ndarray) -> np.random.Generator:
-        """The generator at a key. It is valid until the next call."""
-        self._state["state"]["key"] = key
+    def turn(self, key: tuple[int, int]) -> None:
+        """Set the generator to the start of a key."""
+        self._inner["key"] = key
         self._bits.state = self._state
-        return self._generator
 
 
 def _plain(word: Word) -> Word:

@@ -73,8 +73,11 @@ class Fusible(Protocol):
 
     A layer around such an engine is not one, because it has to see every round.
 
-    over   whether the program batches clients or serves them in turn
+    over       whether the program batches clients or serves them in turn
+    programs   the programs of earlier runs on this engine, by what they depend on
     """
+
+    programs: dict[Any, Any]
 
     @property
     def over(self) -> Over: ...

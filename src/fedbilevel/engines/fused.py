@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,6 +50,7 @@ class Fused:
                 f"and memory_limit is {memory_limit}; use 'simulation', or a higher limit"
             )
         self.problem, self.clients, self.over = problem, clients, over or problem.over
+        self.programs: dict[Any, Any] = {}
         self._rounds = Simulation(problem, clients, over=over, memory_limit=memory_limit, devices=1)
 
     @property
@@ -65,4 +67,5 @@ class Fused:
 
     def close(self) -> None:
         self.__dict__.pop("data", None)
+        self.programs.clear()
         self._rounds.close()

@@ -22,7 +22,8 @@ from ..engines import Fusible
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..federation import Federation, drawn_clients
 from ..rng import Address, Kind
-from ..steps import Descriptor, Rows, draw, draw_ahead, moving_part, still_part
+from ..settings import is_settings
+from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
 from ._books import Books, Entry, entries, holding, ledger_at
 from ._program import COHORT, PLACE, Block, Given, Program, group_of
 from ._tape import Form, Tape, descriptor_key, make_tape
@@ -48,7 +49,7 @@ class Sampled(NamedTuple):
 
     descriptor: Descriptor
     kind: Kind
-    places: tuple[int, ...]
+    places: np.ndarray
     cohorts: tuple[Cohort | None, ...]
 
 
@@ -92,12 +93,23 @@ class Planned(NamedTuple):
     local: int
 
 
+def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> Blocks:
+    """What runs a method in blocks. The program of an earlier run of the same method is used again."""
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in map(jnp.asarray, jax.tree.leaves(state)))
+    key = algorithm, fed.rules, shapes
+    if not is_settings(type(algorithm)):  # another object may have changed since
+        return Blocks(engine, algorithm, fed, state)
+    if key not in engine.programs:
+        engine.programs[key] = Blocks(engine, algorithm, fed, state)
+    known: Blocks = engine.programs[key]
+    known.begin(fed)
+    return known
+
+
 class Blocks:
     """Runs outer iterations of a method in blocks."""
 
-    def __init__(self, algorithm: Any, fed: Federation, state: Any) -> None:
-        engine = fed.engine
-        assert isinstance(engine, Fusible)
+    def __init__(self, engine: Any, algorithm: Any, fed: Federation, state: Any) -> None:
         self._algorithm, self._fed, self._engine = algorithm, fed, engine
         leaves, tree = jax.tree.flatten(state)
         self._tree: Any = tree
@@ -123,6 +135,10 @@ class Blocks:
         self._held: dict[int, dict[str, int]] = {}
         self._memories: dict[int, tuple[list[Any], Any]] = {}
 
+    def begin(self, fed: Federation) -> None:
+        """Begin a run of the same method on another federation with the same rules."""
+        self._fed, self._apart = fed, 0
+
     def rounds_ahead(self, count: int) -> Iterable[int]:
         """The rounds of each of the next iterations."""
         rounds, local = self._fed.ledger.rounds, self._fed.ledger.local
@@ -131,14 +147,16 @@ class Blocks:
             yield recorded.rounds
             rounds, local = rounds + recorded.rounds, local + recorded.local
 
-    def advance(self, state: Any, iterations: int) -> Done | None:
-        """Do outer iterations; None if the next one has to be done round by round.
+    def advance(self, state: Any, iterations: int, left: int | None = None) -> Done | None:
+        """Do outer iterations; None if the next one has to be done round by round. `left` are left of the run.
 
         That is so after a block in which a reply was not finite: who is to blame, and what is to be done, is
         decided round by round. It is also so while a client is excluded, or close to it.
         """
         conduct = self._fed.ledger.conduct
         if self._apart == 0 and not (conduct.strikes or conduct.until):
+            if self._given is None:  # the choices of the next iterations are made known to the first program
+                self._plan(AHEAD if left is None else min(AHEAD, left))
             done = self._together(state, iterations)
             if done is not None:
                 return done
@@ -147,8 +165,6 @@ class Blocks:
 
     def _together(self, state: Any, iterations: int) -> Done | None:
         ledger = self._fed.ledger
-        if self._given is None:
-            self._plan(AHEAD)
         planned = self._plan(iterations)
         start = time.perf_counter()
         books = Books()
@@ -273,7 +289,7 @@ class Blocks:
         for group, members in rounds.items():
             for name, descriptor in members[0][1].call.samples.items():
                 if self._keep_still(descriptor):
-                    places = tuple(node.places[name] for _, node in members)
+                    places = np.asarray([node.places[name] for _, node in members])
                     kind, cohorts = members[0][1].call.kind, tuple(node.cohort for _, node in members)
                     sampled.setdefault(group, {})[name] = Sampled(descriptor, kind, places, cohorts)
         grouped = {group: np.asarray([at for at, _ in members]) for group, members in rounds.items()}
@@ -333,10 +349,8 @@ class Blocks:
         """The instructions of some iterations, and everything that is drawn for them."""
         code = np.zeros((size * self._most["code"], self._program.longest), np.int32)
         cohorts: dict[int, list[np.ndarray]] = {}
-        addresses: dict[tuple[str, str], list[Address]] = {}
-        clients: dict[tuple[str, str], list[np.ndarray]] = {}
+        calls: dict[tuple[str, str], tuple[Descriptor, Kind, list[Any], list[Any]]] = {}
         everyone = np.arange(self._count)
-        descriptors: dict[tuple[str, str], Descriptor] = {}
         drawn: Counter[str] = Counter()
         at = 0
         for recorded, rounds, local in planned:
@@ -359,17 +373,16 @@ class Blocks:
                 drawn[group] += len(rows)
                 for name, sampled in recorded.sampled[group].items():
                     start = local if sampled.kind is Kind.LOCAL else rounds
-                    descriptors[group, name] = sampled.descriptor
-                    addresses.setdefault((group, name), []).extend(
-                        Address(self._fed.seed, sampled.kind, start + place) for place in sampled.places
-                    )
-                    clients.setdefault((group, name), []).extend(own[cohort] for cohort in sampled.cohorts)
+                    descriptor, kind = sampled.descriptor, sampled.kind
+                    own_calls = calls.setdefault((group, name), (descriptor, kind, [], []))
+                    own_calls[2].append(start + sampled.places)
+                    own_calls[3].extend(own[cohort] for cohort in sampled.cohorts)
             books.add(recorded.entries, self._holding(recorded, own), recorded.local)
         moving: dict[str, dict[str, Any]] = {}
         chances = self._engine.problem.chances
-        for (group, name), descriptor in descriptors.items():
-            who = np.stack(clients[group, name])
-            made = draw_ahead(descriptor, name, addresses[group, name], who, self._rows[descriptor.part], chances)
+        for (group, name), (descriptor, kind, starts, who) in calls.items():
+            those = Calls(self._fed.seed, kind, np.concatenate(starts), np.stack(who))
+            made = draw_ahead(descriptor, name, those, self._rows[descriptor.part], chances)
             capacity = size * self._most["group", group]
             moving.setdefault(group, {})[name] = jax.tree.map(lambda a, to=capacity: _grown(a, to), made)
         full = {

@@ -18,7 +18,7 @@ from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
-from ..fused import Blocks
+from ..fused import Blocks, blocks_of
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
 from ..privacy import Accountant, Books, Privacy, Secret
@@ -194,12 +194,13 @@ class Course:
         rules = self.setup.evaluate
         self.fed.noted.clear()
         if self._blocks is None and isinstance(self.setup.engine, Fusible):
-            self._blocks = Blocks(self.algorithm, self.fed, self.state)
+            self._blocks = blocks_of(self.setup.engine, self.algorithm, self.fed, self.state)
         if self._blocks is not None:
             for every in (rules.every, rules.checkpoint_every):
                 most = min(most, every - self.iteration % every)
             most = self._budget.ahead(self.iteration, most, self._blocks.rounds_ahead)
-            done = self._blocks.advance(self.state, most)
+            limit = self.setup.stop.iterations
+            done = self._blocks.advance(self.state, most, None if limit is None else limit - self.iteration)
             if done is not None:
                 self.state, self._before = done.state, done.before
                 self.iteration += done.iterations

@@ -1,6 +1,6 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
-from ._ahead import Moving, Rows, draw_ahead, moving_part, still_part, whole
+from ._ahead import Calls, Moving, Rows, draw_ahead, moving_part, still_part, whole
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, X, Y, present
 from ._samples import (
@@ -22,6 +22,7 @@ from ._step import Step, Use, client_step, find_step
 __all__ = [
     "XY",
     "YY",
+    "Calls",
     "Chance",
     "Chances",
     "Descriptor",

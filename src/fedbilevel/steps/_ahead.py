@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import rng
-from ..rng import Address, Kind
+from ..rng import Address, Kind, Root
 from ._samples import Chance, Chances, Descriptor, Draw, Epochs, Sample, Samples, Stream, draw, place_of, steps_of
 
 
@@ -54,24 +54,31 @@ class Rows(NamedTuple):
     capacity: int
 
 
+class Calls(NamedTuple):
+    """Calls for which an argument is drawn: their places, and with a row for each call its clients."""
+
+    root: Root
+    kind: Kind
+    places: np.ndarray
+    clients: np.ndarray
+
+
 def draw_ahead(
     descriptor: Descriptor,
     name: str,
-    addresses: Sequence[Address],
-    clients: np.ndarray,
+    calls: Calls,
     rows: Rows,
     chances: Chances | None,
 ) -> Moving:
-    """Draw for many calls. Row k of `clients` has the clients of the call at the k-th address."""
-    root = addresses[0].root
+    """Draw what the clients of many calls would draw for an argument, one after the other."""
+    root, kind, places, clients = calls
     if chances is None and isinstance(root, int) and _as_numpy():
-        places = np.asarray([address.place for address in addresses])
-        return Moving(_indices(descriptor, root, addresses[0].kind, name, places, clients, rows), None)
+        return Moving(_indices(descriptor, root, kind, name, places, clients, rows), None)
     drawn = []
-    for address, cohort in zip(addresses, clients, strict=True):
-        own = descriptor
+    for place, cohort in zip(places.tolist(), clients, strict=True):
+        own, address = descriptor, Address(root, kind, place)
         if isinstance(own, Samples) and own.of is not None:
-            own = replace(own, of=address.place)
+            own = replace(own, of=place)
         drawn += [
             moving_part(draw(own, address, name, int(c), int(rows.sizes[c]), rows.capacity, chances))
             for c in cohort
@@ -90,12 +97,15 @@ def _indices(
     size = descriptor.size
     assert size is not None
     keys = rng.keys(root, kind.value, places[:, None], name, clients).reshape(-1, 2)
-    who = clients.ravel()
-    steps = np.asarray([steps_of(descriptor, c, int(own), rows.capacity) for c, own in enumerate(rows.sizes)])
-    made = np.zeros((len(who), int(steps[0, 1]), size), np.int32)
-    own = np.stack([rows.sizes[who], steps[who, 0]], axis=1)
-    for count, taken in np.unique(own, axis=0):
-        chosen = np.flatnonzero((own == (count, taken)).all(axis=1))
+    who = np.ravel(clients)
+    sizes = rows.sizes.tolist()
+    steps = [steps_of(descriptor, client, own, rows.capacity) for client, own in enumerate(sizes)]
+    made = np.zeros((len(who), steps[0][1], size), np.int32)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for client, own in enumerate(sizes):
+        alike.setdefault((own, steps[client][0]), []).append(client)
+    for (count, taken), those in alike.items():
+        chosen = np.arange(len(who)) if len(alike) == 1 else np.flatnonzero(np.isin(who, those))
         if isinstance(descriptor, Epochs):
             orders = _permutations(keys[chosen], descriptor.epochs, count)
             width = taken // descriptor.epochs * size
@@ -112,10 +122,13 @@ def _indices(
 
 def _permutations(keys: np.ndarray, count: int, rows: int) -> np.ndarray:
     """For each key, the first permutations of so many rows that a generator draws there."""
-    generator, made = rng.Rekeyed(), np.empty((len(keys), count, rows), np.int64)
-    made[:] = np.arange(rows)
-    for key, orders in zip(keys, made, strict=True):
-        generator.at(key).permuted(orders, axis=1, out=orders)
+    start = np.empty((count, rows), np.int64)
+    start[:] = np.arange(rows)
+    made, rekeyed = np.empty((len(keys), count, rows), np.int64), rng.Rekeyed()
+    turn, permuted = rekeyed.turn, rekeyed.generator.permuted
+    for key, orders in zip(keys.tolist(), made, strict=True):
+        turn(key)
+        permuted(start, axis=1, out=orders)
     return made
 
 
