@@ -2,9 +2,9 @@
 
     python benchmarks/fused.py [--iterations 4000]
 
-prints the rounds a second of both, the ratio, the distance of their results, and how long each takes from nothing to
-the first result. The engines take turns, so that what else the machine does falls on all of them. The simulation is
-measured on one device, as in a script, and on two, as the command line has them.
+prints the rounds a second of both, the ratio, the distance of their results, and how long each takes from nothing
+to the first result. The engines take turns, so that what else the machine does falls on all of them. The
+simulation is measured on one device, as in a script, and on two, as the command line has them.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def main() -> None:
         for name in engines:
             rate = statistics.median(turn[name][at] for turn in turns)
             ratios = sorted(turn["fused"][at] / turn[name][at] for turn in turns)
-            print(f"{name}: {rate:,.0f} rounds a second of {what} time; ", end="")
-            print(f"fused is {statistics.median(ratios):.0f} times as fast ({ratios[0]:.0f} to {ratios[-1]:.0f})")
+            told = f"; fused {statistics.median(ratios):.0f} times as many ({ratios[0]:.0f} to {ratios[-1]:.0f})"
+            print(f"{name}: {rate:,.0f} rounds a second of {what} time{told if name != 'fused' else ''}")
     print(f"x and y of fused and simulation after {few} iterations: {apart:.1e} apart")
     starts: dict[str, list[tuple[float, float]]] = {"fused": [], "simulation": []}
     for _ in range(3):

@@ -74,6 +74,7 @@ class Fusible(Protocol):
     A layer around such an engine is not one, because it has to see every round.
 
     over       whether the program batches clients or serves them in turn
+    single     whether the program is compiled into a single function; None: if the operations are small
     programs   the programs of earlier runs on this engine, by what they depend on
     """
 
@@ -81,6 +82,9 @@ class Fusible(Protocol):
 
     @property
     def over(self) -> Over: ...
+
+    @property
+    def single(self) -> bool | None: ...
 
     @property
     def data(self) -> Arrays:

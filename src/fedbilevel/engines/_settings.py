@@ -37,10 +37,13 @@ class FusedSettings:
         Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
     ] = None
     memory_limit: Annotated[Count, about("MiB for the data of all clients; a problem with more is refused")] = 1024
+    single: Annotated[
+        bool | None, about("compile a single function, for small operations; default: by the size of the data")
+    ] = None
 
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """The engine for these clients."""
-        return Fused(problem, clients, over=self.over, memory_limit=self.memory_limit)
+        return Fused(problem, clients, over=self.over, memory_limit=self.memory_limit, single=self.single)
 
 
 @settings

@@ -31,10 +31,18 @@ class Fused:
 
     over            "vmap" batches the clients, "map" serves them in turn (default: the problem's choice)
     memory_limit    MiB for the data of all clients
+    single          whether XLA compiles the program into a single function, which is faster if the operations are
+                    small, and slower if they are large (default: by the size of the data)
     """
 
     def __init__(
-        self, problem: BilevelProblem, clients: Clients, *, over: Over | None = None, memory_limit: int = 1024
+        self,
+        problem: BilevelProblem,
+        clients: Clients,
+        *,
+        over: Over | None = None,
+        memory_limit: int = 1024,
+        single: bool | None = None,
     ) -> None:
         if not problem.traceable:
             raise SettingsError(
@@ -50,7 +58,7 @@ class Fused:
                 f"and memory_limit is {memory_limit}; use 'simulation', or a higher limit"
             )
         self.problem, self.clients, self.over = problem, clients, over or problem.over
-        self.programs: dict[Any, Any] = {}
+        self.single, self.programs = single, dict[Any, Any]()
         self._rounds = Simulation(problem, clients, over=over, memory_limit=memory_limit, devices=1)
 
     @property

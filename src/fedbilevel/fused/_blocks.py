@@ -118,7 +118,7 @@ class Blocks:
         self._count, problem = engine.clients.count, engine.problem
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
         # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
-        small = size < SMALL and problem.chances is None
+        small = size < SMALL and problem.chances is None if engine.single is None else engine.single
         self._program = Program(problem, engine.over, self._forms, small=small)
         self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
         sizes = [engine.clients.size(client) for client in range(self._count)]

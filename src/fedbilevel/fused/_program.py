@@ -7,14 +7,12 @@ of the block was finite is an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from ..aggregate import finite_mean
 from ..engines import perform
@@ -22,10 +20,10 @@ from ..oracle import Arrays
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
 from ..steps import Chances, Moving, whole
+from ._single import compiled
 from ._tape import Form, Piece, Register, Tape, descriptor_key, forms
 from ._watch import Remember, Round
 
-MARKS = dict(xla_cpu_small_call="true", inlineable="false")
 BEGIN = 0  # the branch that puts the state into registers
 # The columns of an instruction: its branch, its cohort, its place in the stack of its draws, and then registers.
 BRANCH, COHORT, PLACE, REGISTERS = range(4)
@@ -84,7 +82,7 @@ class Program:
         self._branches: list[Callable[..., Any]] = [self._begin]
         self._registers: dict[Form, int] = {}
         self._notes: dict[str, Form] = {}
-        self._compiled: Any = None
+        self._compiled: dict[Any, Any] = {}  # by the shapes of what is given
         self.longest = 0
 
     @property
@@ -96,7 +94,8 @@ class Program:
         """Make the program able to run a tape; return the tape's code, in which cohorts and places are zero."""
         for form, count in forms(tape).items():
             if self._registers.get(form, 0) < count:
-                self._registers[form], self._compiled = count, None
+                self._registers[form] = count
+                self._compiled.clear()
         leaves = len(self._state)
         for name, result in zip(tape.notes, tape.results[leaves:], strict=True):
             form = result.form if isinstance(result, Register) else Form(result.shape, result.dtype)
@@ -107,14 +106,14 @@ class Program:
             if piece.key not in self._pieces:
                 self._pieces[piece.key] = len(self._branches)
                 self._branches.append(self._branch(piece))
-                self._compiled = None
+                self._compiled.clear()
             rows.append([self._pieces[piece.key], 0, 0, *(r.number for r in (*reads, *writes))])
         known = [r for r in tape.results if isinstance(r, Register)]
         end = tape.notes, tuple(r.form if isinstance(r, Register) else r.tobytes() for r in tape.results)
         if end not in self._ends:
             self._ends[end] = len(self._branches)
             self._branches.append(self._end(tape))
-            self._compiled = None
+            self._compiled.clear()
         rows.append([self._ends[end], 0, 0, *(r.number for r in known)])
         self.longest = max(self.longest, *map(len, rows))
         code = np.zeros((len(rows), self.longest), np.int32)
@@ -124,9 +123,13 @@ class Program:
 
     def run(self, given: Given, state: tuple[Any, ...], block: Block) -> Outcome:
         """Run a block from a state."""
-        if self._compiled is None:
-            self._compiled = _compiler(self._traced, self._small)
-        made: Outcome = self._compiled(given, state, block)
+        leaves = jax.tree.leaves((given, state, block))
+        shapes = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+        if shapes not in self._compiled:
+            traced, result = jax.make_jaxpr(self._traced, return_shape=True)(given, state, block)
+            self._compiled[shapes] = compiled(traced, self._small), jax.tree.structure(result)
+        program, structure = self._compiled[shapes]
+        made: Outcome = jax.tree.unflatten(structure, program(*leaves))
         return made
 
     def _traced(self, given: Given, state: tuple[Any, ...], block: Block) -> Outcome:
@@ -245,41 +248,3 @@ def _take(bank: Array, number: Array) -> Array:
 def _put(bank: Array, value: Any, number: Array) -> Array:
     value = jnp.asarray(value, bank.dtype)
     return value[None] if bank.shape[0] == 1 else lax.dynamic_update_index_in_dim(bank, value, number, 0)
-
-
-def _compiler(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
-    """Compile a program of many small operations.
-
-    XLA runs a program on a CPU operation by operation, which costs more than the operations themselves if these
-    are small. It compiles a call that is marked as small into a single function, which takes a fifth of the time.
-    A program that cannot be compiled in this way is compiled as any other.
-    """
-    plain = jax.jit(function)
-    if not small or jax.default_backend() != "cpu":
-        return plain
-
-    @partial(jax.jit, inline=False)
-    def inner(*arguments: Any) -> Any:
-        with set_xla_metadata(**dict.fromkeys(MARKS)):  # the operations inside have no marks
-            # A call that is marked has to use all of its arguments, or XLA ends the process.
-            used = sum(jnp.ravel(a)[0].astype(jnp.float32) for a in jax.tree.leaves(arguments) if jnp.size(a))
-            return function(*arguments), used
-
-    def marked(*arguments: Any) -> Any:
-        with set_xla_metadata(**MARKS):
-            return inner(*arguments)
-
-    whole = jax.jit(marked, compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
-    chosen: list[Callable[..., Any]] = []
-
-    def either(*arguments: Any) -> Any:
-        if not chosen:
-            try:
-                made = whole(*arguments)[0]
-                chosen.append(lambda *arguments: whole(*arguments)[0])
-                return made
-            except jax.errors.JaxRuntimeError:
-                chosen.append(plain)
-        return chosen[0](*arguments)
-
-    return either

@@ -105,13 +105,13 @@ def _indices(
     for client, own in enumerate(sizes):
         alike.setdefault((own, steps[client][0]), []).append(client)
     for (count, taken), those in alike.items():
-        chosen = np.arange(len(who)) if len(alike) == 1 else np.flatnonzero(np.isin(who, those))
+        chosen: Any = slice(None) if len(alike) == 1 else np.flatnonzero(np.isin(who, those))
         if isinstance(descriptor, Epochs):
             orders = _permutations(keys[chosen], descriptor.epochs, count)
             width = taken // descriptor.epochs * size
-            padded = np.zeros((len(chosen), descriptor.epochs, width), np.int32)
-            padded[:, :, :count] = orders
-            made[chosen, :taken] = padded.reshape(len(chosen), taken, size)
+            if width > count:  # the last minibatch of a pass is short
+                orders = np.pad(orders, ((0, 0), (0, 0), (0, width - count)))
+            made[chosen, :taken] = orders.reshape(-1, taken, size)
         else:
             once = place_of(descriptor) is not None
             orders = _permutations(keys[chosen], 1 if once else taken, count)[:, :, :size]
@@ -126,8 +126,8 @@ def _permutations(keys: np.ndarray, count: int, rows: int) -> np.ndarray:
     start[:] = np.arange(rows)
     made, rekeyed = np.empty((len(keys), count, rows), np.int64), rng.Rekeyed()
     turn, permuted = rekeyed.turn, rekeyed.generator.permuted
-    for key, orders in zip(keys.tolist(), made, strict=True):
-        turn(key)
+    for first, second, orders in zip(keys[:, 0].tolist(), keys[:, 1].tolist(), made, strict=True):
+        turn((first, second))
         permuted(start, axis=1, out=orders)
     return made
 
