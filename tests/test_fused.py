@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms.local import State, lower_gradient
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.rng import Address, Kind
 from fedbilevel.steps import (
@@ -27,6 +29,7 @@ from fedbilevel.steps import (
     draw_ahead,
     moving_part,
 )
+from fedbilevel.studies.trace import Traced
 
 ITERATIONS = 6
 
@@ -37,9 +40,22 @@ def task() -> QuadraticTask:
     return Quadratic(size_x=3, size_y=4, noise=1.0).make(clients=6, seed=0)
 
 
-def train(task: Any, method: Any, engine: Any, **more: Any) -> fb.Result:
+Engines = dict[str, fb.Engine]
+
+
+def both(problem: Any, clients: Any) -> Engines:
+    """The engines that are compared. They keep their programs from one run to the next."""
+    return {"fused": fb.Fused(problem, clients), "simulation": fb.Simulation(problem, clients, devices=1)}
+
+
+@pytest.fixture(scope="module")
+def engines(task: QuadraticTask) -> Engines:
+    return both(task.problem, task.clients)
+
+
+def train(engine: fb.Engine, method: Any, **more: Any) -> fb.Result:
     options: dict[str, Any] = dict(stop={"iterations": ITERATIONS}, evaluate={"every": 4}, seed=3) | more
-    return fb.train(task.problem, task.clients, method, engine=engine, **options)
+    return fb.train(engine.problem, engine.clients, method, engine=engine, **options)
 
 
 def books(result: fb.Result) -> Any:
@@ -51,8 +67,9 @@ def books(result: fb.Result) -> Any:
     }
 
 
-def agree(one: fb.Result, other: fb.Result) -> None:
-    """The same parameters, books and history, up to rounding."""
+def agree(engines: Engines, method: Any, **more: Any) -> None:
+    """The same parameters, books and history on both engines, up to rounding."""
+    one, other = (train(engine, method, **more) for engine in engines.values())
     for a, b in zip(jax.tree.leaves((one.x, one.y)), jax.tree.leaves((other.x, other.y)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     assert books(one) == books(other)
@@ -79,9 +96,8 @@ OURS = [name for name in ALGORITHMS if ALGORITHMS[name].__module__.startswith("f
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_method_agrees_with_the_simulation(task: QuadraticTask, name: str) -> None:
-    method = ALGORITHMS[name](**SETTINGS[name])
-    agree(train(task, method, "fused"), train(task, method, "simulation"))
+def test_every_method_agrees_with_the_simulation(engines: Engines, name: str) -> None:
+    agree(engines, ALGORITHMS[name](**SETTINGS[name]))
 
 
 HALF = fb.AggITD(
@@ -98,72 +114,96 @@ HALF = fb.AggITD(
 
 
 @pytest.mark.parametrize("cohort", ["iteration", "phase", "round"])
-def test_half_of_the_clients_on_minibatches_agree_for_every_kind_of_cohort(
-    task: QuadraticTask, cohort: str
-) -> None:
-    rules = {"cohort": cohort, "weighting": "samples"}
-    results = [train(task, HALF, engine, federation=rules) for engine in ("fused", "simulation")]
-    agree(*results)
+def test_half_of_the_clients_on_minibatches_agree_for_every_kind_of_cohort(engines: Engines, cohort: str) -> None:
+    agree(engines, HALF, federation={"cohort": cohort, "weighting": "samples"})
 
 
-def test_stopping_early_and_the_released_code_agree(task: QuadraticTask) -> None:
-    early = fb.FedNest(N=1, T=4, alpha=0.1, beta=0.1, lam=0.3, participation=3, stop_early=True)
-    results = [train(task, early, engine, stop={"rounds": 40}) for engine in ("fused", "simulation")]
-    agree(*results)
-    released = fb.FedNest(N=2, T=2, alpha=0.1, beta=0.1, participation=3, mode="released_code")
-    agree(train(task, released, "fused"), train(task, released, "simulation"))
+def test_iterations_of_different_lengths_agree_and_keep_to_the_budget(engines: Engines) -> None:
+    early = fb.FedNest(N=1, T=3, alpha=0.1, beta=0.1, lam=0.3, participation=3, stop_early=True)
+    agree(engines, early, stop={"rounds": 40})
 
 
-def test_a_problem_with_an_embedding_and_random_losses_agrees() -> None:
+def test_several_cohorts_in_an_iteration_and_vectors_that_are_released_agree(engines: Engines) -> None:
+    agree(engines, fb.FedNest(N=2, T=2, alpha=0.1, beta=0.1, participation=3, mode="released_code"))
+
+
+def embedded(**options: Any) -> Engines:
+    """A problem with an embedding, on four clients of different sizes."""
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(n, 3)).astype(np.float32), g.normal(size=n).astype(np.float32)) for n in (5, 6, 7, 8)]
-    clients = fb.clients_from([(one, other) for one, other in zip(rows, reversed(rows), strict=True)])
 
     def error(x: Any, y: Any, b: fb.Batch) -> Any:
         kept = 1.0 if b.key is None else jax.random.bernoulli(b.key, 0.8, b.features.shape)
         return b.mean(((b.features * kept) @ y - b.targets) ** 2) + 0.1 * jnp.sum(y**2)
 
-    for over, participation in (("vmap", 4), ("map", 2)):
-        problem = fb.Problem(
-            x=jnp.ones((3, 2)) / 3,
-            y=jnp.zeros(2),
-            lower=error,
-            upper=error,
-            embed=lambda x, inputs: jnp.tanh(inputs @ x),
-            over=over,  # type: ignore[arg-type]
-            chances="step",
-        )
-        method = fb.AggITD(N=2, alpha=0.1, beta=0.1, lam=0.3, participation=participation, batch_zeta_local=3)
-        results = [train(fb.Task(problem, clients), method, engine) for engine in ("fused", "simulation")]
-        agree(*results)
-
-
-def test_a_run_that_is_killed_and_resumed_has_the_same_history(task: QuadraticTask, tmp_path: Path) -> None:
-    """Checkpoints are inside of what would be one block, and the run is resumed from one of them."""
-    rules = {"every": 8, "checkpoint_every": 3}
-    whole = train(task, HALF, "fused", stop={"iterations": 8}, evaluate=rules, out=tmp_path / "whole")
-    train(task, HALF, "fused", stop={"iterations": 5}, evaluate=rules, out=tmp_path / "killed")
-    resumed = train(
-        task, HALF, "fused", stop={"iterations": 8}, evaluate=rules, out=tmp_path / "killed", resume=True
+    problem = fb.Problem(
+        x=jnp.ones((3, 2)) / 3,
+        y=jnp.zeros(2),
+        lower=error,
+        upper=error,
+        embed=lambda x, inputs: jnp.tanh(inputs @ x),
+        **options,
     )
+    return both(problem, fb.clients_from(list(zip(rows, reversed(rows), strict=True))))
+
+
+def test_an_embedding_is_remembered_within_an_iteration() -> None:
+    agree(embedded(), fb.AggITD(N=1, alpha=0.1, beta=0.1, lam=0.3, participation=4, batch_zeta_local=3))
+
+
+def test_random_losses_of_clients_that_are_served_in_turn_agree() -> None:
+    method = fb.AggITD(N=1, alpha=0.1, beta=0.1, lam=0.3, participation=2, batch_zeta_local=3, estimator="summed")
+    agree(embedded(over="map", chances="step"), method)
+
+
+def test_a_run_that_is_killed_and_resumed_has_the_same_history(engines: Engines, tmp_path: Path) -> None:
+    """Without the checkpoints it would be one block, and the run is resumed in the middle of it."""
+
+    def run(iterations: int, folder: str, **more: Any) -> fb.Result:
+        rules = {"every": 8, "checkpoint_every": 3}
+        stop = {"iterations": iterations}
+        return train(engines["fused"], HALF, stop=stop, evaluate=rules, out=tmp_path / folder, **more)
+
+    whole = run(8, "whole")
+    run(5, "killed")
+    resumed = run(8, "killed", resume=True)
     lines = [[{k: v for k, v in line.items() if k != "seconds"} for line in r.history] for r in (whole, resumed)]
     assert lines[0] == lines[1]
     assert books(whole)["ledger"] == books(resumed)["ledger"]
 
 
-def test_a_divergence_is_told_as_by_the_simulation(task: QuadraticTask) -> None:
+def test_a_divergence_is_told_as_by_the_simulation(engines: Engines) -> None:
     """A reply that is not finite is found after the block, and located round by round."""
     wild = fb.AggITD(N=3, alpha=0.1, beta=90.0, lam=0.3, participation=1.0)
     told = []
-    for engine in ("fused", "simulation"):
+    for engine in engines.values():
         with pytest.raises(fb.Diverged) as error:
-            train(task, wild, engine, stop={"iterations": 40}, evaluate={"every": 40})
+            train(engine, wild, stop={"iterations": 40}, evaluate={"every": 40})
         told.append(str(error.value))
     assert "beta" in told[0]
     assert told[0] == told[1]
 
 
-def test_what_needs_the_host_in_a_round_is_refused_by_name(task: QuadraticTask) -> None:
+def test_an_observer_is_told_of_every_iteration_and_may_end_the_run(engines: Engines) -> None:
+    seen = []
+
+    def watch(progress: fb.Progress) -> bool:
+        seen.append((progress.iteration, progress.rounds))
+        return progress.iteration == 3
+
+    method = ALGORITHMS["naive-itd"](**SETTINGS["naive-itd"])
+    train(engines["fused"], method, observers=[watch])
+    assert seen == [(1, 8), (2, 16), (3, 24)]
+
+
+def test_a_layer_around_the_engine_sees_every_round(engines: Engines) -> None:
+    """Something that only wraps the engine is not fused, so that it is not passed over."""
+    engine = Traced(engines["fused"])
+    train(engine, ALGORITHMS["naive-itd"](**SETTINGS["naive-itd"]), stop={"iterations": 2})
+    assert len(engine.noted) == 16
+
+
+def test_what_needs_the_host_in_a_round_is_refused_by_name(engines: Engines) -> None:
     for more, named in (
         ({"federation": {"aggregator": "median"}}, "federation.aggregator = 'median'"),
         ({"federation": {"oversample": 0.5}}, "federation.oversample"),
@@ -173,7 +213,61 @@ def test_what_needs_the_host_in_a_round_is_refused_by_name(task: QuadraticTask) 
         ({"chaos": {"drop": 0.1}}, "chaos"),
     ):
         with pytest.raises(fb.SettingsError, match=f"{named}.*simulation"):
-            train(task, HALF, "fused", **more)
+            train(engines["fused"], HALF, **more)
+
+
+def test_a_problem_that_is_too_large_is_refused(task: QuadraticTask) -> None:
+    with pytest.raises(fb.SettingsError, match="memory_limit is 0; use 'simulation'"):
+        fb.Fused(task.problem, task.clients, memory_limit=0)
+
+
+class Kept(NamedTuple):
+    q: fb.Y
+    last: fb.Own[fb.Y]
+
+
+@fb.client_step
+def remembering(c: fb.Oracle, zeta: fb.Draw) -> Kept:
+    q = c.g_y(c.y, zeta)
+    return Kept(q + c.own("last", jnp.zeros_like(q)), q)
+
+
+@dataclass
+class Method:
+    """A method with a flaw, which a traced iteration shows."""
+
+    flaw: str
+    needs_server: ClassVar[bool] = True
+
+    def init(self, problem: fb.BilevelProblem, clients: int) -> State:
+        return State(problem.flat_x.vector, problem.flat_y.vector)
+
+    def step(self, fed: fb.Federation, s: State) -> State:
+        fed.hold(x=s.x, y=s.y)
+        step = remembering if self.flaw == "keeps" else lower_gradient
+        q = fed.round(step, zeta=fb.Sample("lower")).q
+        if self.flaw == "looks" and float(q[0]) > 0:
+            q = -q
+        if self.flaw == "leaves":
+            fed.hold(q=q)
+        if self.flaw == "draws":
+            q = q + fed.rng("noise").normal(size=q.shape).astype(np.float32)
+        return State(s.x, s.y[:2] if self.flaw == "shrinks" else s.y - 0.1 * q)
+
+
+@pytest.mark.parametrize(
+    ("flaw", "message"),
+    [
+        ("keeps", "clients keep a state of their own in step remembering"),
+        ("looks", "it looks at values within an iteration"),
+        ("leaves", "its clients still hold q in the first round of the next iteration"),
+        ("draws", "perhaps in values that the server draws"),
+        ("shrinks", "its state changes its structure or its shapes"),
+    ],
+)
+def test_a_method_that_cannot_be_fused_is_refused_by_name(engines: Engines, flaw: str, message: str) -> None:
+    with pytest.raises(fb.SettingsError, match=f"engine = 'fused' is wrong for this method: .*{message}"):
+        train(engines["fused"], Method(flaw), stop={"iterations": 1000}, evaluate={"every": 1000})
 
 
 def test_every_draw_ahead_is_the_draw_of_its_address() -> None:

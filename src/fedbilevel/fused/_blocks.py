@@ -31,8 +31,8 @@ from ._watch import REMEDY, Bill, Choice, Cohort, Opaque, Round, Taken, Watch, W
 
 LONGEST = 64  # the most iterations of a part of a block
 DRAWS = 2**24  # the most bytes of drawn rows of a part
-AHEAD = 32  # so many iterations are looked at before the first program is compiled
-PIECES = 200  # a program with more different pieces is refused
+AHEAD = 64  # so many iterations are looked at before the first program is compiled
+PIECES = 60  # a program with more different pieces is refused
 SMALL = 2**20  # clients whose data take fewer bytes work in a program for small operations
 
 
@@ -222,8 +222,8 @@ class Blocks:
         code = self._program.add(tape)
         if self._program.branches > PIECES:
             raise SettingsError(
-                "engine = 'fused' is wrong for this method: its iterations differ in values that the server "
-                f"draws, so that a program would have over {PIECES} pieces; {REMEDY}"
+                "engine = 'fused' is wrong for this method: its rounds differ in so many ways, perhaps in values "
+                f"that the server draws, that a program would have over {PIECES} pieces; {REMEDY}"
             )
         found = {i.cohort: None for i in tape.instructions if i.cohort is not None}
         cohorts = tuple(found)
