@@ -184,6 +184,29 @@ def test_a_divergence_is_told_as_by_the_simulation(engines: Engines) -> None:
     assert told[0] == told[1]
 
 
+def test_a_client_whose_replies_are_not_finite_is_left_out_as_by_the_simulation() -> None:
+    """The run goes on without the client, round by round as long as its conduct has to be noted."""
+    g = np.random.default_rng(0)
+    rows = [(g.normal(size=(6, 2)).astype(np.float32), np.full(6, i, np.float32)) for i in range(4)]
+
+    def error(x: Any, y: Any, b: fb.Batch) -> Any:
+        fails = jnp.sqrt(jnp.where(b.targets[0] > 2, 0.05 - jnp.abs(y[1]), 1.0))  # the last client, after a while
+        return b.mean((b.inputs @ y - b.targets) ** 2) + jnp.exp(x[0]) * jnp.sum(y**2) + 0.0 * fails
+
+    problem = fb.Problem(x=jnp.zeros(1), y=jnp.zeros(2), lower=error, upper=error)
+    engines = both(problem, fb.clients_from([(each, each) for each in rows]))
+    method = fb.LFedNest(N=1, T=1, alpha=0.01, beta=0.01, participation=1.0, lower_solver="sgd", lower_steps=1)
+    rules = {"strikes": 2, "exclusion_rounds": 4}
+    one, other = (
+        train(engine, method, federation=rules, stop={"iterations": 24}, evaluate={"every": 12})
+        for engine in engines.values()
+    )
+    assert one.summary["rejected"] == other.summary["rejected"] != {}
+    assert one.summary["exclusions"] == other.summary["exclusions"]
+    assert books(one) == books(other)
+    np.testing.assert_allclose(one.y, other.y, rtol=1e-5)
+
+
 def test_an_observer_is_told_of_every_iteration_and_may_end_the_run(engines: Engines) -> None:
     seen = []
 
@@ -244,7 +267,7 @@ class Method:
 
     def step(self, fed: fb.Federation, s: State) -> State:
         fed.hold(x=s.x, y=s.y)
-        step = remembering if self.flaw == "keeps" else lower_gradient
+        step: Any = remembering if self.flaw == "keeps" else lower_gradient
         q = fed.round(step, zeta=fb.Sample("lower")).q
         if self.flaw == "looks" and float(q[0]) > 0:
             q = -q

@@ -151,10 +151,10 @@ class Blocks:
         """Do outer iterations; None if the next one has to be done round by round. `left` are left of the run.
 
         That is so after a block in which a reply was not finite: who is to blame, and what is to be done, is
-        decided round by round. It is also so while a client is excluded, or close to it.
+        decided round by round. It is also so while a client is excluded or close to it, or has not replied since.
         """
-        conduct = self._fed.ledger.conduct
-        if self._apart == 0 and not (conduct.strikes or conduct.until):
+        ledger = self._fed.ledger
+        if self._apart == 0 and not (ledger.conduct.strikes or ledger.conduct.until or ledger.silent):
             if self._given is None:  # the choices of the next iterations are made known to the first program
                 self._plan(AHEAD if left is None else min(AHEAD, left))
             done = self._together(state, iterations)

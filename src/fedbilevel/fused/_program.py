@@ -67,8 +67,10 @@ class Outcome(NamedTuple):
 
 
 def group_of(node: Round) -> str | None:
-    """The name of the stack in which the draws of a call are; None if it draws nothing that changes."""
-    return "; ".join(f"{n}: {descriptor_key(d)}" for n, d in node.call.samples.items()) or None
+    """The name of the stack in which the draws of a call are; None if it draws nothing."""
+    call = node.call
+    drawn = "; ".join(f"{name}: {descriptor_key(descriptor)}" for name, descriptor in call.samples.items())
+    return f"{call.kind.value} of {len(call.clients)}: {drawn}" if drawn else None
 
 
 class Program:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, jaxpr_as_fun
 
-from ..steps import Descriptor, Samples
+from ..steps import Descriptor, PerClient, Samples
 from ._watch import Cohort, Remember, Round, work
 
 
@@ -196,14 +196,16 @@ def _node_key(node: Round | Remember) -> Any:
         return "remember", count
     call = node.call
     samples = tuple((name, descriptor_key(d)) for name, d in call.samples.items())
-    return call.step, repr(sorted(call.constants.items())), node.inputs, call.kind, samples, count
+    return call.step, tuple(sorted(call.constants.items())), node.inputs, call.kind, samples, count
 
 
 def descriptor_key(descriptor: Descriptor) -> str:
     """What the shape of a draw depends on. It matters whether rows are taken again, but not of which round."""
-    if isinstance(descriptor, Samples) and descriptor.of is not None:
-        return f"of {Samples(descriptor.part, descriptor.size, descriptor.count)!r}"
-    return repr(descriptor)
+    if not isinstance(descriptor, Samples):
+        return repr(descriptor)
+    count = descriptor.count
+    steps = _digest(count.values) if isinstance(count, PerClient) else count
+    return f"{descriptor.part} {descriptor.size} {steps} {'again' if descriptor.of is not None else ''}"
 
 
 def _parameters(parameters: dict[str, Any]) -> str:
