@@ -35,6 +35,7 @@ ROOMS = [
     "theory",
     "algorithms",
     "_probes",
+    "fused",
     "agents",
     "federation",
     "_collection",
@@ -170,7 +171,7 @@ def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
 def test_only_the_federation_counts_rounds_and_bytes() -> None:
     assert books("ledger.steps['a'].rounds += 1\nx = 1\na.bytes_up = 3\nAccount(rounds=2)\n") == [1, 3, 4]
     counting = {relative_name(file): books(file.read_text()) for file in FILES}
-    for name in ("federation.py", "_collection.py", "agents.py"):
+    for name in ("federation.py", "_collection.py", "agents.py", "fused/_books.py"):
         assert counting.pop(name), f"{name} books nothing any more: take it out of this list"
     assert len(counting.pop("ledger.py")) == 1, "the way back from JSON"
     assert {name: lines for name, lines in counting.items() if lines} == {}

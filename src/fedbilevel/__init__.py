@@ -16,7 +16,7 @@ from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest, Na
 from .batch import Batch
 from .check import check
 from .data import ClientData, Clients, ClientSize, Dataset, LazyClients, ListedClients, Part, clients_from
-from .engines import Call, Capabilities, ClientStates, Engine, Fault, Loop, Reason, Replies, Simulation
+from .engines import Call, Capabilities, ClientStates, Engine, Fault, Fused, Loop, Reason, Replies, Simulation
 from .errors import (
     CheckpointError,
     CorruptData,
@@ -106,6 +106,7 @@ __all__ = [
     "FedBilevelWarning",
     "FedNest",
     "Federation",
+    "Fused",
     "GeometricMedian",
     "Gossip",
     "HyperRepresentation",

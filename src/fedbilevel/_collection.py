@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .aggregate import Accumulator
+from .data import Clients
 from .engines import Call, Engine, Expected, Fault, Reason, Replies, expect, payload
 from .errors import Diverged, SettingsError, TooFewReplies
 from .ledger import Account, Event, Exclusion, Ledger
@@ -90,7 +91,7 @@ class Collection:
         """Add valid replies until there are enough; yield the clients with invalid replies and the reasons."""
         while replies.clients and self.gathered.count < self.wanted:
             part, replies = replies.split(self.wanted - self.gathered.count)
-            rejected = self.gathered.add(part, self._weights(part.clients))
+            rejected = self.gathered.add(part, weights_of(part.clients, self.engine.clients, self.weighting))
             self.well.update(c for c in part.clients if c not in rejected)
             yield from rejected.items()
         self.account.surplus += len(replies.clients)
@@ -116,17 +117,19 @@ class Collection:
         until = rounds + self.policies.exclusion_rounds
         self.ledger.exclusions += [Exclusion(client, rounds, until) for client in named]
 
-    def _weights(self, clients: tuple[int, ...]) -> np.ndarray:
-        if self.weighting == "uniform":
-            return np.ones(len(clients), np.float32)
-        rows = {client: sum(self.engine.clients.size(client)) for client in clients}
-        unknown = [client for client, count in rows.items() if count == 0]
-        if unknown:
-            raise SettingsError(
-                f"client {unknown[0]} does not tell how many rows it has, so it cannot be weighed; "
-                "use the weighting 'uniform'"
-            )
-        return np.asarray(list(rows.values()), np.float32)
+
+def weights_of(clients: Sequence[int], registered: Clients, weighting: Weighting) -> np.ndarray:
+    """The weights of clients in the mean: all equal, or their numbers of rows."""
+    if weighting == "uniform":
+        return np.ones(len(clients), np.float32)
+    rows = {client: sum(registered.size(client)) for client in clients}
+    unknown = [client for client, count in rows.items() if count == 0]
+    if unknown:
+        raise SettingsError(
+            f"client {unknown[0]} does not tell how many rows it has, so it cannot be weighed; "
+            "use the weighting 'uniform'"
+        )
+    return np.asarray(list(rows.values()), np.float32)
 
 
 def _row_bytes(rows: PerClient, client: int) -> int:

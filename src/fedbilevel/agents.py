@@ -50,7 +50,7 @@ class Agents:
         rows: list[Any] = []
         for replies in fed.engine.replies(call):
             why = misfit(call, replies, expected) if replies.clients else None
-            reasons = dict.fromkeys(replies.clients, why) if why else not_finite(replies)
+            reasons = dict.fromkeys(replies.clients, why) if why else {} if replies.sound else not_finite(replies)
             if reasons := {**replies.refused, **reasons}:
                 raise complaint(call, len(call.clients) - len(reasons), len(call.clients), reasons)
             rows.append(replies.reply)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from . import rng
-from ._collection import Collection, Weighting
+from ._collection import Collection, Weighting, weights_of
 from .aggregate import Gather, Mean, Memory, Remembering, gather_by, quorum
 from .engines import Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
@@ -117,6 +117,28 @@ class Federation:
         self._drawn = 0  # the round in which this cohort was drawn
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
+    def elsewhere(self, engine: Engine, gather: Gather, ledger: Ledger) -> Federation:
+        """A federation with the same rules on another engine and with other books, to try a method."""
+        return Federation(
+            engine,
+            seed=self.seed,
+            min_replies=self._min_replies,
+            policies=self.policies,
+            cohorts=self._cohorts,
+            weighting=self._weighting,
+            gather=gather,
+            ledger=ledger,
+        )
+
+    @property
+    def rules(self) -> tuple[Any, ...]:
+        """The rules on which the books of an iteration and its mean depend, apart from the clients."""
+        return self._cohorts, self._weighting, self._min_replies, self.policies
+
+    def weights(self, clients: Sequence[int]) -> np.ndarray:
+        """The weights of clients in the mean."""
+        return weights_of(clients, self.engine.clients, self._weighting)
+
     def cohort(self, participation: int | float) -> Federation:
         """This federation with a random part of its clients: a number of clients, or a share as a float.
 
@@ -151,7 +173,7 @@ class Federation:
         asked = count if oversample == 0 else math.ceil(count * (1 + oversample))
         drawn = min(asked + len(out), len(self._pool))
         if drawn < len(self._pool) or out:
-            chosen = self.rng("cohort").choice(len(self._pool), drawn, replace=False)
+            chosen = drawn_clients(self.seed, self.ledger.rounds, len(self._pool), drawn)
             there = [self._pool[i] for i in chosen if self._pool[i] not in out]
             if not there:
                 raise TooFewReplies(
@@ -259,7 +281,7 @@ class Federation:
         """Make a call of a step. All addresses of randomness at clients are made here."""
         ledger = self.ledger
         address = Address(self.seed, kind, ledger.local if kind is Kind.LOCAL else ledger.rounds)
-        dated = dict(clock=ledger.clock, settled=self._settled[0], kept=ledger.keepers)
+        dated = dict(drawn=self._drawn, clock=ledger.clock, settled=self._settled[0], kept=ledger.keepers)
         return make_call(step, address, clients, arguments, held=held or {}, **dated)
 
     def _collection(self, call: Call, account: Account, gathered: Any) -> Collection:
@@ -276,6 +298,11 @@ class Federation:
             wanted=wanted,
             fewest=max(min(needed(self._min_replies, len(call.clients)), wanted), least),
         )
+
+
+def drawn_clients(root: Root, rounds: int, clients: int, count: int) -> np.ndarray:
+    """The clients of a cohort that is drawn after this many rounds, in the order in which they are drawn."""
+    return rng.generator(root, "cohort", rounds).choice(clients, count, replace=False)
 
 
 def needed(min_replies: int | float | None, asked: int) -> int:

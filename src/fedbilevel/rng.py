@@ -15,7 +15,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -89,6 +89,69 @@ def key(root: Root, *address: Word) -> bytes:
 def _sequence(seed: int, address: Iterable[Word]) -> np.random.SeedSequence:
     """The words of an address. Text enters by its CRC-32, so the address is stable across processes."""
     return np.random.SeedSequence([seed, *(crc32(a.encode()) if isinstance(a, str) else int(a) for a in address)])
+
+
+def keys(root: int, *words: Word | np.ndarray) -> np.ndarray:
+    """The keys of Philox at many addresses: a row of two words for each. A word may be an array of numbers.
+
+    This is NumPy's `SeedSequence`, whose algorithm is fixed, for all addresses at once.
+    """
+    seed, rest = list[int](), root
+    while not seed or rest:
+        seed.append(rest & _MASK)
+        rest >>= 32
+    coded = [crc32(word.encode()) if isinstance(word, str) else word for word in words]
+    entropy = np.broadcast_arrays(*(np.asarray(word, np.uint32) for word in (*seed, *coded)))
+    mixed, constant = list[np.ndarray](), _Constant(0x43B0D7E5, 0x931E8875)
+    for i in range(4):
+        mixed.append(constant.hashed(entropy[i] if i < len(entropy) else np.zeros_like(entropy[0])))
+    for source in range(4):
+        for to in range(4):
+            if source != to:
+                mixed[to] = _mix(mixed[to], constant.hashed(mixed[source]))
+    for word in entropy[4:]:
+        for to in range(4):
+            mixed[to] = _mix(mixed[to], constant.hashed(word))
+    constant = _Constant(0x8B51F9DD, 0x58F38DED)
+    low, high, low_2, high_2 = (constant.hashed(word).astype(np.uint64) for word in mixed)
+    return np.stack([low | high << np.uint64(32), low_2 | high_2 << np.uint64(32)], axis=-1)
+
+
+_MASK = 0xFFFFFFFF
+
+
+class _Constant:
+    """The constant of SeedSequence's hash, which changes with every use."""
+
+    def __init__(self, start: int, factor: int) -> None:
+        self._value, self._factor = start, factor
+
+    def hashed(self, word: np.ndarray) -> np.ndarray:
+        word = word ^ np.uint32(self._value)
+        self._value = self._value * self._factor & _MASK
+        word = word * np.uint32(self._value)
+        return word ^ word >> np.uint32(16)
+
+
+def _mix(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    mixed: np.ndarray = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
+    return mixed ^ mixed >> np.uint32(16)
+
+
+class Rekeyed:
+    """One generator that is set to the start of any key, which is faster than to make a generator for each key."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(0)
+        known: Any = self._bits.state  # before the first draw
+        self._inner = {"counter": (0, 0, 0, 0), "key": (0, 0)}
+        self._state: Any = {**known, "state": self._inner, "buffer": (0, 0, 0, 0)}
+        self.generator = np.random.Generator(self._bits)
+
+    def turn(self, key: tuple[int, int]) -> None:
+        """Set the generator to the start of a key."""
+        self._inner["key"] = key
+        self._bits.state = self._state
 
 
 def _plain(word: Word) -> Word:

@@ -8,7 +8,7 @@ from ..names import Names
 from ._bucketing import RULES, Bucketing
 from ._gather import Gather, Remembering, Rows, gather_by
 from ._krum import MultiKrum
-from ._mean import Accumulator, Mean, mix, not_finite
+from ._mean import Accumulator, Mean, finite_mean, mix, not_finite
 from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
 from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
 
@@ -39,6 +39,7 @@ __all__ = [
     "Rule",
     "TrimmedMean",
     "WeightedMean",
+    "finite_mean",
     "gather_by",
     "mix",
     "not_finite",

@@ -82,6 +82,13 @@ def _finite(arrays: list[Array]) -> list[Array]:
     return [jnp.all(jnp.abs(a) <= LARGEST, axis=tuple(range(1, a.ndim))) for a in arrays]
 
 
+def finite_mean(arrays: list[Array], weights: Array) -> tuple[Array, list[Array]]:
+    """Whether all replies are finite, and their weighted mean, within a program that JAX traces."""
+    return jnp.all(jnp.stack(_finite(arrays))), [
+        jnp.tensordot(weights, a, axes=1) / jnp.sum(weights) for a in arrays
+    ]
+
+
 @jax.jit
 def mix(weights: Array, rows: dict[str, Array]) -> dict[str, Array]:
     return {name: jnp.tensordot(weights, a, axes=1) for name, a in rows.items()}

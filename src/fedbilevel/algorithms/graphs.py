@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from pydantic import Field
 
 from .. import rng
@@ -147,7 +148,7 @@ def disagreement(rows: Array) -> float:
 
 def own(rows: Array) -> PerClient:
     """The rows as arguments of a client step: row i for agent i."""
-    return PerClient(np.asarray(rows))
+    return PerClient(rows if isinstance(rows, Tracer) else np.asarray(rows))
 
 
 def spread(rows: Array, agents: int) -> Array:

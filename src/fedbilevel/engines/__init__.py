@@ -1,12 +1,13 @@
 """Engines run client steps. They are interchangeable, and do not depend on the algorithm."""
 
-from ._base import MAX_ROWS, Broken, Capabilities, Engine
+from ._base import MAX_ROWS, Broken, Capabilities, Engine, Fusible
 from ._call import Call, Held, make_call, payload
 from ._expected import Expected, expect
 from ._replies import Fault, Reason, Replies
-from ._settings import ENGINES, LoopSettings, RaySettings, SimulationSettings
+from ._settings import ENGINES, FusedSettings, LoopSettings, RaySettings, SimulationSettings
 from ._states import ClientStates
 from ._work import pad, perform, prepare, recalled
+from .fused import Fused
 from .loop import Loop
 from .simulation import Simulation
 
@@ -20,6 +21,9 @@ __all__ = [
     "Engine",
     "Expected",
     "Fault",
+    "Fused",
+    "FusedSettings",
+    "Fusible",
     "Held",
     "Loop",
     "LoopSettings",

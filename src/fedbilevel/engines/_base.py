@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..data import Clients
-from ..problem import BilevelProblem
+from ..oracle import Arrays
+from ..problem import BilevelProblem, Over
 from ..rng import Address
 from ._call import Call
 from ._replies import Replies
@@ -64,3 +65,27 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release data and processes. No more calls follow."""
+
+
+@runtime_checkable
+class Fusible(Protocol):
+    """An engine that has the data of all clients at hand, so that whole iterations can be one program.
+
+    A layer around such an engine is not one, because it has to see every round.
+
+    over       whether the program batches clients or serves them in turn
+    single     whether the program is compiled into a single function; None: if the operations are small
+    programs   the programs of earlier runs on this engine, by what they depend on
+    """
+
+    programs: dict[Any, Any]
+
+    @property
+    def over(self) -> Over: ...
+
+    @property
+    def single(self) -> bool | None: ...
+
+    @property
+    def data(self) -> Arrays:
+        """The data of all registered clients, padded and stacked."""

@@ -33,6 +33,7 @@ class Call:
     constants   the values that choose the program
     rows        the arrays with one value for each registered client; each client is sent its own
     attempt     how often these clients were asked before in the same round
+    drawn       the number of rounds when the cohort was drawn; calls of one cohort have the same
     clock       the number of the algorithm's calls so far; it dates the states that clients keep
     settled     the clock of the last checkpoint; a resumed run continues from the states kept before it
     kept        for clients that keep their state elsewhere, the clock of the last state each is known to have kept
@@ -47,6 +48,7 @@ class Call:
     rows: Mapping[str, PerClient] = field(default_factory=dict)
     samples: Mapping[str, Descriptor] = field(default_factory=dict)
     attempt: int = 0
+    drawn: int = 0
     clock: int = 0
     settled: int = 0
     kept: Mapping[int, int] = field(default_factory=dict)

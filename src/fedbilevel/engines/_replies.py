@@ -74,6 +74,7 @@ class Replies:
     address   the address of the call that they answer; None if the engine itself ensures that it is this call
     injected  the faults that were injected, by client
     forgot    the clients that report that they have lost their state and started afresh
+    sound     whether it is known already that every number is finite
     """
 
     clients: tuple[int, ...] = ()
@@ -84,6 +85,7 @@ class Replies:
     address: Address | None = None
     injected: Mapping[int, str] = field(default_factory=dict)
     forgot: tuple[int, ...] = ()
+    sound: bool = False
 
     def split(self, count: int) -> tuple[Replies, Replies]:
         """Split into the first `count` replies and the others."""

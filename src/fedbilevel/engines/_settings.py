@@ -9,6 +9,7 @@ from ..names import Names
 from ..problem import BilevelProblem, Over
 from ..settings import Count, Positive, about, settings
 from ._base import Engine
+from .fused import Fused
 from .loop import Loop
 from .simulation import Simulation
 
@@ -26,6 +27,23 @@ class SimulationSettings:
     def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
         """The engine for these clients."""
         return Simulation(problem, clients, over=self.over, memory_limit=self.memory_limit, devices=self.devices)
+
+
+@settings
+class FusedSettings:
+    """All rounds of many outer iterations in one program, for small problems; see docs/engines.md."""
+
+    over: Annotated[
+        Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
+    ] = None
+    memory_limit: Annotated[Count, about("MiB for the data of all clients; a problem with more is refused")] = 1024
+    single: Annotated[
+        bool | None, about("compile a single function, for small operations; default: by the size of the data")
+    ] = None
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine for these clients."""
+        return Fused(problem, clients, over=self.over, memory_limit=self.memory_limit, single=self.single)
 
 
 @settings
@@ -71,6 +89,6 @@ class RaySettings:
 ENGINES: Names[type[Any]] = Names(
     "engines",
     "federation.engine.name",
-    {"simulation": SimulationSettings, "loop": LoopSettings, "ray": RaySettings},
+    {"simulation": SimulationSettings, "fused": FusedSettings, "loop": LoopSettings, "ray": RaySettings},
     needs=("build",),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import processes
@@ -11,6 +11,7 @@ from ..record import better
 from ..spec import StopSettings
 
 NEAR = 2  # the cost of an iteration is counted beforehand if the limit is at most this many iterations away
+BETWEEN_LOOKS = 16  # the most iterations between two looks at the clock
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -58,12 +59,39 @@ class Budget:
                 since += 1
         return since
 
+    def ahead(self, iteration: int, most: int, costs: Callable[[int], Iterable[int]]) -> int:
+        """How many iterations may be begun without a look at the budget in between, at least one.
+
+        most     at most so many
+        costs    costs(n) gives the rounds of each of the next n iterations
+        """
+        stop, rounds = self._stop, self._fed.ledger.rounds
+        if stop.iterations is not None:
+            most = min(most, stop.iterations - iteration)
+        if stop.seconds is not None:
+            most = min(most, BETWEEN_LOOKS)
+        if stop.rounds is None:
+            return max(most, 1)
+        for count, cost in enumerate(costs(most)):
+            mean = self._mean(iteration + count, rounds, stop.rounds)
+            if count and rounds + (cost if mean is None else mean) > stop.rounds:
+                return count
+            rounds += cost
+        return max(most, 1)
+
+    @staticmethod
+    def _mean(iteration: int, rounds: int, limit: int) -> int | None:
+        """The rounds of an iteration on average; None if the limit is so near that they have to be counted."""
+        mean = max(rounds // iteration, 1) if iteration else 1
+        return mean if iteration and rounds + NEAR * mean <= limit else None
+
     def _cost(self, iteration: int, limit: int) -> int:
         """The rounds of the next iteration."""
         rounds = self._fed.ledger.rounds
+        far = self._mean(iteration, rounds, limit)
+        if far is not None:
+            return far
         mean = max(rounds // iteration, 1) if iteration else 1
-        if iteration and rounds + NEAR * mean <= limit:
-            return mean
         if self._counted is None or self._counted[0] != iteration:
             rehearsed = self._rehearse()
             self._counted = iteration, mean if rehearsed is None else rehearsed

@@ -14,9 +14,10 @@ from .._divergence import Restart, Suspect, check_losses, largest_curvature, sma
 from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
 from ..algorithms import Algorithm
-from ..engines import ClientStates, Engine
+from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
+from ..fused import Blocks, blocks_of
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
 from ..own import KEPT, OwnVariables, own_part
@@ -35,6 +36,7 @@ from ._watching import Observer, Progress
 
 RESTARTS = 8  # A run that still diverges after this many halvings ends.
 ADVISOR = "advisor"  # the name in the memory under which automatic settings keep what they need of the past
+LONGEST = 1024  # the most outer iterations between two looks at the budget
 CLIENTS = "clients"  # the folder of the clients' states, in the run folder
 
 
@@ -97,6 +99,7 @@ class Course:
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
         self._memory: Memory = {}
+        self._blocks: Blocks | None = None  # what does several iterations at once, if the engine can
         self._before: Any = None  # the state before the last iteration, if it was done in this process
         self._set_ledger(Ledger())
 
@@ -183,11 +186,8 @@ class Course:
         if self.automatics.waiting and not budget.spent(self.iteration, records):
             self._find_steps()
         while not budget.spent(self.iteration, records):
-            self.fed.noted.clear()
             before = self.state
-            self.state = self.algorithm.step(self.fed, self.state)
-            self._before = before
-            self.iteration += 1
+            self._proceed(1 if observers else LONGEST)
             self._adjust_steps(before)
             last = budget.spent(self.iteration, records)
             if self.iteration % rules.every == 0 or last:
@@ -224,6 +224,27 @@ class Course:
             self.automatics.restore(saved, self._memory.get(ADVISOR, {}))
             self._memory[ADVISOR] = self.automatics.arrays
             self.algorithm = with_values(self.algorithm, self.automatics.values)
+
+    def _proceed(self, most: int) -> None:
+        """Do one outer iteration, or several at once if the engine can and nothing is due in between."""
+        rules = self.setup.evaluate
+        self.fed.noted.clear()
+        if self._blocks is None and isinstance(self.setup.engine, Fusible):
+            self._blocks = blocks_of(self.setup.engine, self.algorithm, self.fed, self.state)
+        if self._blocks is not None:
+            for every in (rules.every, rules.checkpoint_every):
+                most = min(most, every - self.iteration % every)
+            most = self._budget.ahead(self.iteration, most, self._blocks.rounds_ahead)
+            limit = self.setup.stop.iterations
+            done = self._blocks.advance(self.state, most, None if limit is None else limit - self.iteration)
+            if done is not None:
+                self.state, self._before = done.state, done.before
+                self.iteration += done.iterations
+                return
+        before = self.state
+        self.state = self.algorithm.step(self.fed, self.state)
+        self._before = before
+        self.iteration += 1
 
     def _progress(self) -> Progress:
         """What observers are told: the parameters are restored only if one of them asks."""
@@ -307,6 +328,7 @@ class Course:
         self.ledger = ledger
         self.fed = self._federation(self.setup.federation.min_replies)
         self._before = None
+        self._blocks = None
         self._budget = Budget(self.setup.stop, self.fed, self._rehearse)
 
     def _rehearse(self) -> int | None:

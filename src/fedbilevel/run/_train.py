@@ -16,7 +16,7 @@ from .._divergence import advice
 from .._fitting import check_fit
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, Part
-from ..engines import ENGINES, Engine
+from ..engines import ENGINES, Engine, Fusible
 from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
 from ..loggers import Logger, Logs, make_logger
@@ -26,7 +26,16 @@ from ..privacy import Privacy, Secret, machine_secret, name_in_books
 from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
-from ..spec import EvaluateSettings, FederationSettings, Spec, StopSettings, check_feasible, check_own, check_parts
+from ..spec import (
+    EvaluateSettings,
+    FederationSettings,
+    Spec,
+    StopSettings,
+    check_feasible,
+    check_fusible,
+    check_own,
+    check_parts,
+)
 from ._course import Course, Setup
 from ._evaluation import available
 from ._watching import Observer, Result
@@ -126,6 +135,8 @@ def train(
             base = stack.enter_context(closing(rules.build(problem, clients)))
         else:
             base = engine
+        if isinstance(base, Fusible):
+            check_fusible(algorithm, problem, rules, liars, private, chaotic=faults is not None)
         name = None
         if private.mode is not None:
             own = [folder.file(BOOKS)] if folder is not None and resume else []

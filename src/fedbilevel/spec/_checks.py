@@ -103,6 +103,42 @@ def check_own(algorithm: Algorithm, problem: BilevelProblem) -> None:
         )
 
 
+def check_fusible(
+    algorithm: Algorithm,
+    problem: BilevelProblem,
+    federation: FederationSettings,
+    attack: AttackSettings,
+    privacy: Privacy,
+    *,
+    chaotic: bool,
+) -> None:
+    """Raise if a setting needs the host in every round, where the rounds are inside of a program."""
+    if own_part(problem) is not None:
+        raise SettingsError(
+            "federation.engine = 'fused' is wrong: the clients of this problem have own variables, which they keep "
+            "between rounds; use the engine 'simulation'"
+        )
+    for name in automatic_settings(algorithm):
+        raise SettingsError(
+            f"algorithm.{name} = 'auto' is wrong with federation.engine = 'fused': it changes from one iteration to "
+            "the next; use the engine 'simulation', or give a number"
+        )
+    rule = federation.rule and named(AGGREGATORS, federation.rule)["name"]
+    for field, value in {
+        "federation.aggregator": rule,
+        "federation.deadline": federation.deadline,
+        "federation.oversample": federation.oversample or None,
+        "attack.kind": None if attack.kind == "label-flip" else attack.kind,
+        "privacy.mode": privacy.mode,
+        "chaos": "on" if chaotic else None,
+    }.items():
+        if value is not None:
+            raise SettingsError(
+                f"{field} = {value!r} is wrong with federation.engine = 'fused': it needs every reply by itself, "
+                "and there the rounds are inside of a program; use the engine 'simulation'"
+            )
+
+
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:
     """Raise if the rounds of a run could have too few replies for their rule."""
     rule = federation.rule

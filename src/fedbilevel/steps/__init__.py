@@ -1,5 +1,6 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
+from ._ahead import Calls, Moving, Rows, draw_ahead, moving_part, still_part, whole
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, W, X, Y, present
 from ._samples import (
@@ -21,18 +22,21 @@ from ._step import Step, Use, client_step, find_step
 __all__ = [
     "XY",
     "YY",
+    "Calls",
     "Chance",
     "Chances",
     "Descriptor",
     "Draw",
     "Epochs",
     "Form",
+    "Moving",
     "Next",
     "Own",
     "PartName",
     "PerClient",
     "ReplyField",
     "Role",
+    "Rows",
     "Sample",
     "Samples",
     "Scalar",
@@ -44,10 +48,14 @@ __all__ = [
     "Y",
     "client_step",
     "draw",
+    "draw_ahead",
     "find_step",
+    "moving_part",
     "place_of",
     "present",
     "sgd",
+    "still_part",
     "svrg",
     "walk",
+    "whole",
 ]

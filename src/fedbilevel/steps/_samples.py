@@ -124,7 +124,7 @@ def draw(
     `name` is the argument that the draw is for, `rows` the number of the client's rows, and `capacity` the largest
     number of rows of any client. With `chances` the losses are random, and every draw has a chance of its own.
     """
-    own, longest = _steps(descriptor, client, rows, capacity)
+    own, longest = steps_of(descriptor, client, rows, capacity)
     draws = Draw(None, None)
     if descriptor.size is not None or chances is not None:
         generator = address.at(place_of(descriptor)).generator(name, client)
@@ -143,7 +143,7 @@ def place_of(descriptor: Descriptor) -> int | None:
     return descriptor.of if isinstance(descriptor, Samples) else None
 
 
-def _steps(descriptor: Descriptor, client: int, rows: int, capacity: int) -> tuple[int, int]:
+def steps_of(descriptor: Descriptor, client: int, rows: int, capacity: int) -> tuple[int, int]:
     """The number of a client's draws, and the largest number of any client."""
     if isinstance(descriptor, Sample):
         return 1, 1

@@ -1,0 +1,436 @@
+"""Many outer iterations at once.
+
+A block is run as one program. What is random in it is drawn ahead on the host, at the addresses at which the
+rounds would draw it one by one, so the result is the same up to rounding. A long block is cut into parts, and the
+rows of a part are drawn while the part before it is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import rng
+from ..engines import Fusible
+from ..errors import FedBilevelError, SettingsError, StepError
+from ..federation import Federation, drawn_clients
+from ..rng import Address, Kind
+from ..settings import is_settings
+from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
+from ._books import Books, Entry, entries, holding, ledger_at
+from ._program import COHORT, PLACE, Block, Given, Program, group_of
+from ._tape import Form, Tape, descriptor_key, make_tape
+from ._watch import REMEDY, Bill, Choice, Cohort, Opaque, Round, Taken, Watch, Watched
+
+LONGEST = 64  # the most iterations of a part of a block
+DRAWS = 2**24  # the most bytes of drawn rows of a part
+AHEAD = 64  # so many iterations are looked at before the first program is compiled
+PIECES = 60  # a program with more different pieces is refused
+SMALL = 2**20  # clients whose data take fewer bytes work in a program for small operations
+
+
+class Done(NamedTuple):
+    """The result of a block: the state, the state before the last iteration, and the number of iterations."""
+
+    state: Any
+    before: Any
+    iterations: int
+
+
+class Sampled(NamedTuple):
+    """The draws of one argument in a group of calls: the places of the calls, and their cohorts."""
+
+    descriptor: Descriptor
+    kind: Kind
+    places: np.ndarray
+    cohorts: tuple[Cohort | None, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An outer iteration that was traced.
+
+    code      its instructions, in which cohorts and places are zero
+    entries   what it costs without the vectors that clients hold, and `bills` the rounds in which they hold some
+    rounds    how many rounds it has, and `local` how many calls without communication
+    cohorted  the rows of the code that have a cohort, and which one
+    grouped   by group, the rows of the code that draw
+    sampled   by group and argument, what they draw
+    """
+
+    tape: Tape
+    code: np.ndarray
+    entries: dict[str, Entry]
+    bills: tuple[Bill, ...]
+    rounds: int
+    local: int
+    cohorts: tuple[Cohort, ...]
+    cohorted: tuple[tuple[int, Cohort], ...]
+    grouped: dict[str, np.ndarray]
+    sampled: dict[str, dict[str, Sampled]]
+
+
+@dataclass
+class Fork:
+    """A choice of the server, and the iterations that it leads to."""
+
+    choice: Choice
+    ways: dict[Any, Any]
+
+
+class Planned(NamedTuple):
+    """An iteration of a block, with the number of rounds and of local calls before it."""
+
+    recorded: Recorded
+    rounds: int
+    local: int
+
+
+def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> Blocks:
+    """What runs a method in blocks. The program of an earlier run of the same method is used again."""
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in map(jnp.asarray, jax.tree.leaves(state)))
+    key = algorithm, fed.rules, shapes
+    if not is_settings(type(algorithm)):  # another object may have changed since
+        return Blocks(engine, algorithm, fed, state)
+    if key not in engine.programs:
+        engine.programs[key] = Blocks(engine, algorithm, fed, state)
+    known: Blocks = engine.programs[key]
+    known.begin(fed)
+    return known
+
+
+class Blocks:
+    """Runs outer iterations of a method in blocks."""
+
+    def __init__(self, engine: Any, algorithm: Any, fed: Federation, state: Any) -> None:
+        self._algorithm, self._fed, self._engine = algorithm, fed, engine
+        leaves, tree = jax.tree.flatten(state)
+        self._tree: Any = tree
+        self._leaves = [jnp.asarray(leaf) for leaf in leaves]
+        self._forms = [Form(leaf.shape, leaf.dtype) for leaf in self._leaves]
+        self._count, problem = engine.clients.count, engine.problem
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
+        # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
+        small = size < SMALL and problem.chances is None if engine.single is None else engine.single
+        self._program = Program(problem, engine.over, self._forms, small=small)
+        self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
+        sizes = [engine.clients.size(client) for client in range(self._count)]
+        capacity = engine.clients.capacity
+        self._rows = {
+            part: Rows(np.asarray([getattr(s, part) for s in sizes]), getattr(capacity, part))
+            for part in ("lower", "upper")
+        }
+        self._weights = fed.weights(range(self._count))
+        self._still: dict[str, Any] = {}
+        self._most: Counter[Any] = Counter()  # the largest numbers of an iteration: instructions, cohorts, draws
+        self._apart = 0  # so many iterations are to be done round by round
+        self._given: Given | None = None
+        self._held: dict[int, dict[str, int]] = {}
+        self._memories: dict[int, tuple[list[Any], Any]] = {}
+
+    def begin(self, fed: Federation) -> None:
+        """Begin a run of the same method on another federation with the same rules."""
+        self._fed, self._apart = fed, 0
+
+    def rounds_ahead(self, count: int) -> Iterable[int]:
+        """The rounds of each of the next iterations."""
+        rounds, local = self._fed.ledger.rounds, self._fed.ledger.local
+        for _ in range(count):
+            recorded = self._recorded(rounds, local)
+            yield recorded.rounds
+            rounds, local = rounds + recorded.rounds, local + recorded.local
+
+    def advance(self, state: Any, iterations: int, left: int | None = None) -> Done | None:
+        """Do outer iterations; None if the next one has to be done round by round. `left` are left of the run.
+
+        That is so after a block in which a reply was not finite: who is to blame, and what is to be done, is
+        decided round by round. It is also so while a client is excluded or close to it, or has not replied since.
+        """
+        ledger = self._fed.ledger
+        if self._apart == 0 and not (ledger.conduct.strikes or ledger.conduct.until or ledger.silent):
+            if self._given is None:  # the choices of the next iterations are made known to the first program
+                self._plan(AHEAD if left is None else min(AHEAD, left))
+            done = self._together(state, iterations)
+            if done is not None:
+                return done
+        self._apart = max(0, self._apart - 1)
+        return None
+
+    def _together(self, state: Any, iterations: int) -> Done | None:
+        ledger = self._fed.ledger
+        planned = self._plan(iterations)
+        start = time.perf_counter()
+        books = Books()
+        leaves: Any = tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(state))
+        sound, outcome = [], None
+        size = self._part(len(planned))
+        try:
+            for first in range(0, len(planned), size):
+                block = self._block(planned[first : first + size], size, books)
+                outcome = self._program.run(self._clients(), leaves, block)
+                leaves = outcome.state
+                sound.append(outcome.sound)
+            well = all(map(bool, sound))
+        except FedBilevelError:
+            raise
+        except Exception as error:
+            raise StepError(f"rounds {ledger.rounds} and following: {type(error).__name__}: {error}") from error
+        assert outcome is not None
+        if not well:
+            self._apart = len(planned)
+            return None
+        books.book(ledger, time.perf_counter() - start)
+        names = planned[-1].recorded.tape.notes
+        self._fed.note(**{name: outcome.notes[name] for name in names})
+        new, before = (jax.tree.unflatten(self._tree, part) for part in (outcome.state, outcome.before))
+        return Done(new, before, len(planned))
+
+    def _plan(self, iterations: int) -> list[Planned]:
+        """The next iterations, each with what it needs."""
+        rounds, local = self._fed.ledger.rounds, self._fed.ledger.local
+        planned = []
+        for _ in range(iterations):
+            recorded = self._recorded(rounds, local)
+            planned.append(Planned(recorded, rounds, local))
+            rounds, local = rounds + recorded.rounds, local + recorded.local
+        return planned
+
+    def _recorded(self, rounds: int, local: int) -> Recorded:
+        """The iteration that begins after these rounds. The choices of the server say which it is."""
+        node, generators = self._root, dict[int, np.random.Generator]()
+        while isinstance(node, Fork):
+            choice = node.choice
+            if choice.number not in generators:
+                generators[choice.number] = rng.generator(self._fed.seed, choice.name, rounds + choice.after)
+            node = node.ways.get(_key(choice.made(generators[choice.number])))
+        return self._record(rounds, local) if node is None else node
+
+    def _record(self, rounds: int, local: int) -> Recorded:
+        """Trace an iteration, and remember it by the choices that it makes."""
+        watch = Watch(rounds, local)
+        opaque = Opaque(self._engine, watch, self._remembered)
+        fed = self._fed.elsewhere(opaque, lambda call: Taken(opaque), ledger_at(rounds, local))
+        traced, notes = self._traced(Watched(fed, watch), watch)
+        tape = make_tape(traced, watch.nodes, notes)
+        code = self._program.add(tape)
+        if self._program.branches > PIECES:
+            raise SettingsError(
+                "engine = 'fused' is wrong for this method: its rounds differ in so many ways, perhaps in values "
+                f"that the server draws, that a program would have over {PIECES} pieces; {REMEDY}"
+            )
+        found = {i.cohort: None for i in tape.instructions if i.cohort is not None}
+        cohorts = tuple(found)
+        own = self._clients_of(cohorts, rounds)
+        made = entries(fed.ledger, watch.bills, own)
+        recorded = Recorded(
+            tape,
+            code,
+            made,
+            tuple(watch.bills),
+            fed.ledger.rounds - rounds,
+            fed.ledger.local - local,
+            cohorts,
+            tuple((at + 1, i.cohort) for at, i in enumerate(tape.instructions) if i.cohort is not None),
+            *self._samples(tape),
+        )
+        self._measure(recorded)
+        self._insert(watch.choices, recorded)
+        return recorded
+
+    def _remembered(self, x: Any, count: int) -> tuple[list[Any], Any]:
+        """The leaves, as shapes, and the structure of what this many clients remember of x."""
+        if count not in self._memories:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), self._engine.data)
+            each = jax.vmap(self._fed.engine.problem.remember, in_axes=(None, 0))
+            self._memories[count] = jax.tree.flatten(jax.eval_shape(each, x, one))
+        return self._memories[count]
+
+    def _traced(self, fed: Watched, watch: Watch) -> tuple[Any, tuple[str, ...]]:
+        names: list[str] = []
+
+        def step(*leaves: Any) -> Any:
+            after = self._algorithm.step(fed, jax.tree.unflatten(self._tree, leaves))
+            new, tree = jax.tree.flatten(after)
+            new = [jnp.asarray(leaf) for leaf in new]
+            if tree != self._tree or [Form(a.shape, a.dtype) for a in new] != self._forms:
+                raise SettingsError(
+                    "engine = 'fused' is wrong for this method: its state changes its structure or its shapes in "
+                    f"an iteration; {REMEDY}"
+                )
+            names.extend(fed.noted)
+            return *new, *(jnp.asarray(note) for note in fed.noted.values())
+
+        try:
+            traced = jax.make_jaxpr(step)(*self._leaves)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            first = str(error).splitlines()[0]
+            raise SettingsError(
+                f"engine = 'fused' is wrong for this method: it looks at values within an iteration ({first}); "
+                f"{REMEDY}"
+            ) from None
+        watch.check()
+        return traced, tuple(names)
+
+    def _samples(self, tape: Tape) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Sampled]]]:
+        """What the rounds of a tape draw, by the group of rounds that draw alike."""
+        rounds: dict[str, list[tuple[int, Round]]] = {}
+        for at, instruction in enumerate(tape.instructions):
+            node = instruction.piece.node
+            if isinstance(node, Round) and (group := group_of(node)) is not None:
+                rounds.setdefault(group, []).append((at + 1, node))
+        sampled: dict[str, dict[str, Sampled]] = {}
+        for group, members in rounds.items():
+            for name, descriptor in members[0][1].call.samples.items():
+                if self._keep_still(descriptor):
+                    places = np.asarray([node.places[name] for _, node in members])
+                    kind, cohorts = members[0][1].call.kind, tuple(node.cohort for _, node in members)
+                    sampled.setdefault(group, {})[name] = Sampled(descriptor, kind, places, cohorts)
+        grouped = {group: np.asarray([at for at, _ in members]) for group, members in rounds.items()}
+        return {group: grouped[group] for group in sampled}, sampled
+
+    def _keep_still(self, descriptor: Descriptor) -> bool:
+        """Keep the still part of a descriptor's draws for all clients; return whether there is another part."""
+        chances = self._engine.problem.chances
+        moves = descriptor.size is not None or chances is not None
+        key = descriptor_key(descriptor)
+        if key not in self._still:
+            rows, somewhere = self._rows[descriptor.part], Address(0, Kind.ROUND, 0)
+            drawn = [
+                draw(descriptor, somewhere, "", client, int(rows.sizes[client]), rows.capacity, chances)
+                for client in range(self._count)
+            ]
+            self._still[key] = jax.tree.map(lambda *a: np.stack(a), *map(still_part, drawn))
+            self._most["bytes", key] = sum(a.nbytes for a in jax.tree.leaves(moving_part(drawn[0])))
+            self._given = None
+        return moves
+
+    def _clients(self) -> Given:
+        if self._given is None:
+            still = jax.tree.map(jnp.asarray, self._still)
+            self._given = Given(self._engine.data, jnp.asarray(self._weights), still)
+        return self._given
+
+    def _measure(self, recorded: Recorded) -> None:
+        """Note what the longest iteration of each kind needs, so that the arrays of a block have fixed sizes."""
+        needs: Counter[Any] = Counter({"code": len(recorded.code)})
+        needs.update(("cohort", cohort.size) for cohort in recorded.cohorts)
+        needs.update({("group", group): len(rows) for group, rows in recorded.grouped.items()})
+        for what, count in needs.items():
+            self._most[what] = max(self._most[what], count)
+
+    def _part(self, iterations: int) -> int:
+        """How many iterations a part of a block has: a power of four that fits the limits."""
+        each = 0
+        for recorded in self._known(self._root):
+            own = 0
+            for arguments in recorded.sampled.values():
+                for sampled in arguments.values():
+                    clients = sum(self._count if c is None else c.size for c in sampled.cohorts)
+                    own += clients * self._most["bytes", descriptor_key(sampled.descriptor)]
+            each = max(each, own)
+        size = 1
+        while size < min(iterations, LONGEST) and 4 * size * each <= DRAWS:
+            size *= 4
+        return size
+
+    def _known(self, node: Any) -> list[Recorded]:
+        if isinstance(node, Fork):
+            return [each for way in node.ways.values() for each in self._known(way)]
+        return [] if node is None else [node]
+
+    def _block(self, planned: Sequence[Planned], size: int, books: Books) -> Block:
+        """The instructions of some iterations, and everything that is drawn for them."""
+        code = np.zeros((size * self._most["code"], self._program.longest), np.int32)
+        cohorts: dict[int, list[np.ndarray]] = {}
+        calls: dict[tuple[str, str], tuple[Descriptor, Kind, list[Any], list[Any]]] = {}
+        everyone = np.arange(self._count)
+        drawn: Counter[str] = Counter()
+        at = 0
+        for recorded, rounds, local in planned:
+            part = code[at : at + len(recorded.code)]
+            part[:, : recorded.code.shape[1]] = recorded.code
+            at += len(recorded.code)
+            own: dict[Cohort | None, Any] = {None: everyone}
+            places: dict[Cohort, int] = {}
+            for cohort in recorded.cohorts:
+                own[cohort] = np.sort(
+                    drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
+                )
+                alike = cohorts.setdefault(cohort.size, [])
+                places[cohort] = len(alike)
+                alike.append(own[cohort])
+            for row, cohort in recorded.cohorted:
+                part[row, COHORT] = places[cohort]
+            for group, rows in recorded.grouped.items():
+                part[rows, PLACE] = drawn[group] + np.arange(len(rows))
+                drawn[group] += len(rows)
+                for name, sampled in recorded.sampled[group].items():
+                    start = local if sampled.kind is Kind.LOCAL else rounds
+                    descriptor, kind = sampled.descriptor, sampled.kind
+                    own_calls = calls.setdefault((group, name), (descriptor, kind, [], []))
+                    own_calls[2].append(start + sampled.places)
+                    own_calls[3].extend(own[cohort] for cohort in sampled.cohorts)
+            books.add(recorded.entries, self._holding(recorded, own), recorded.local)
+        moving: dict[str, dict[str, Any]] = {}
+        chances = self._engine.problem.chances
+        for (group, name), (descriptor, kind, starts, who) in calls.items():
+            those = Calls(self._fed.seed, kind, np.concatenate(starts), np.stack(who))
+            made = draw_ahead(descriptor, name, those, self._rows[descriptor.part], chances)
+            capacity = size * self._most["group", group]
+            moving.setdefault(group, {})[name] = jax.tree.map(lambda a, to=capacity: _grown(a, to), made)
+        full = {
+            count: _grown(np.stack(alike).astype(np.int32), size * self._most["cohort", count])
+            for count, alike in cohorts.items()
+        }
+        return Block(np.int32(at), code, full, moving)
+
+    def _holding(self, recorded: Recorded, own: dict[Cohort | None, Any]) -> dict[str, int]:
+        """The bytes of held vectors. Where everyone takes part they are the same in every iteration."""
+        if recorded.cohorts:
+            return holding(recorded.bills, {cohort: frozenset(ids.tolist()) for cohort, ids in own.items()})
+        if id(recorded) not in self._held:
+            self._held[id(recorded)] = holding(recorded.bills, {None: frozenset(range(self._count))})
+        return self._held[id(recorded)]
+
+    def _clients_of(self, cohorts: Sequence[Cohort], rounds: int) -> dict[Cohort | None, frozenset[int]]:
+        """The clients of the cohorts of an iteration."""
+        made: dict[Cohort | None, frozenset[int]] = {None: frozenset(range(self._count))}
+        for cohort in cohorts:
+            ids = drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
+            made[cohort] = frozenset(ids.tolist())
+        return made
+
+    def _insert(self, choices: Sequence[tuple[Choice, Any]], recorded: Recorded) -> None:
+        if not choices:
+            self._root = recorded
+            return
+        if self._root is None:
+            self._root = Fork(choices[0][0], {})
+        node = self._root
+        for (_, result), following in zip(choices, [*choices[1:], None], strict=True):
+            if following is None:
+                node.ways[_key(result)] = recorded
+            else:
+                node = node.ways.setdefault(_key(result), Fork(following[0], {}))
+
+
+def _key(result: Any) -> Any:
+    """The result of a choice, as the key of a way."""
+    array = np.asarray(result)
+    return array.shape, array.dtype.str, array.tobytes()
+
+
+def _grown(array: np.ndarray, to: int) -> np.ndarray:
+    """The array with rows of zeros behind it."""
+    if len(array) == to:
+        return array
+    made = np.zeros((to, *array.shape[1:]), array.dtype)
+    made[: len(array)] = array
+    return made
