@@ -262,6 +262,9 @@ class Watched:
     def note(self, **vectors: Array | None) -> None:
         self._fed.note(**vectors)
 
+    def show_series(self, series: Any) -> None:
+        """What a traced iteration would show has no values, so a run is not advised from it."""
+
     def settle(self) -> None:
         """A traced iteration is in no checkpoint."""
 

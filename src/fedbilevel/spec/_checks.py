@@ -115,13 +115,13 @@ def check_fusible(
     """Raise if a setting needs the host in every round, where the rounds are inside of a program."""
     if own_part(problem) is not None:
         raise SettingsError(
-            "federation.engine = 'fused' is wrong: the clients of this problem have own variables, which they keep "
-            "between rounds; use the engine 'simulation'"
+            "federation.engine = 'fused' is wrong: the clients of this problem have own variables, which they "
+            "keep between rounds; use the engine 'simulation'"
         )
     for name in automatic_settings(algorithm):
         raise SettingsError(
-            f"algorithm.{name} = 'auto' is wrong with federation.engine = 'fused': it changes from one iteration to "
-            "the next; use the engine 'simulation', or give a number"
+            f"algorithm.{name} = 'auto' is wrong with federation.engine = 'fused': it changes from one iteration "
+            "to the next; use the engine 'simulation', or give a number"
         )
     rule = federation.rule and named(AGGREGATORS, federation.rule)["name"]
     for field, value in {
