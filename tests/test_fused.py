@@ -100,6 +100,34 @@ def test_every_method_agrees_with_the_simulation(engines: Engines, name: str) ->
     agree(engines, ALGORITHMS[name](**SETTINGS[name]))
 
 
+def test_an_optimiser_of_the_server_and_momentum_agree(engines: Engines) -> None:
+    agree(
+        engines, fb.AggITD(**SETTINGS["fbo-aggitd"], upper={"name": "adam", "learning_rate": 0.05}, momentum_y=0.3)
+    )
+
+
+def test_steps_that_change_and_variables_of_clients_are_refused_by_name(engines: Engines) -> None:
+    with pytest.raises(
+        fb.SettingsError, match=r"algorithm.beta = 'auto' is wrong with federation.engine = 'fused'"
+    ):
+        train(engines["fused"], fb.AggITD(**SETTINGS["fbo-aggitd"] | {"beta": "auto"}))
+    with pytest.raises(
+        fb.SettingsError, match="it looks at values within an iteration .* use engine = 'simulation'"
+    ):
+        train(engines["fused"], fb.AggITD(**SETTINGS["fbo-aggitd"], estimator="cg"))
+
+    def loss(x: Any, y: Any, b: fb.Batch) -> Any:
+        return b.mean((b.inputs @ y + b.own - b.targets) ** 2)
+
+    rows = np.ones((4, 2), np.float32), np.ones(4, np.float32)
+    problem, clients = (
+        fb.Problem(None, jnp.zeros(2), loss, loss, own=jnp.zeros(1)),
+        fb.clients_from([(rows, rows)]),
+    )
+    with pytest.raises(fb.SettingsError, match="the clients of this problem have own variables, which they keep"):
+        fb.train(problem, clients, fb.AggITD(participation=1.0), stop={"iterations": 1}, engine="fused")
+
+
 HALF = fb.AggITD(
     N=2,
     alpha=0.1,

@@ -97,7 +97,7 @@ def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> B
     """What runs a method in blocks. The program of an earlier run of the same method is used again."""
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in map(jnp.asarray, jax.tree.leaves(state)))
     key = algorithm, fed.rules, shapes
-    if not is_settings(type(algorithm)):  # another object may have changed since
+    if not is_settings(type(algorithm)) or not _is_hashable(algorithm):  # another object may have changed since
         return Blocks(engine, algorithm, fed, state)
     if key not in engine.programs:
         engine.programs[key] = Blocks(engine, algorithm, fed, state)
@@ -434,3 +434,12 @@ def _grown(array: np.ndarray, to: int) -> np.ndarray:
     made = np.zeros((to, *array.shape[1:]), array.dtype)
     made[: len(array)] = array
     return made
+
+
+def _is_hashable(algorithm: Any) -> bool:
+    """Whether a method can be looked up. One whose settings have a table, such as an optimiser's, cannot."""
+    try:
+        hash(algorithm)
+    except TypeError:
+        return False
+    return True
