@@ -112,7 +112,7 @@ def test_steps_that_change_and_variables_of_clients_are_refused_by_name(engines:
     ):
         train(engines["fused"], fb.AggITD(**SETTINGS["fbo-aggitd"] | {"beta": "auto"}))
     with pytest.raises(
-        fb.SettingsError, match="it looks at values within an iteration .* use engine = 'simulation'"
+        fb.SettingsError, match=r"it looks at values within an iteration .* use engine = 'simulation'"
     ):
         train(engines["fused"], fb.AggITD(**SETTINGS["fbo-aggitd"], estimator="cg"))
 
