@@ -50,7 +50,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("work was begun whose results could not be written")
 
     monkeypatch.setattr(subprocess, "run", work)
-    monkeypatch.setattr(fedbilevel.studies.runner, "_start", work)
+    monkeypatch.setattr(fedbilevel.studies.runner._Worker, "begin", work)
     monkeypatch.setattr(fedbilevel.studies.theory, "estimator_study", work)
 
 

@@ -100,7 +100,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_damaged_summary_is_named(
     command: Command, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    monkeypatch.setattr(fedbilevel.studies.runner, "_start", None)  # no run is to be started
+    monkeypatch.setattr(fedbilevel.studies.runner._Worker, "begin", None)  # no run is to be started
     out = Path(shutil.copytree(tuned, tmp_path / "tuned"))
     words = ("tune", *sets(*DIGITS), "--grid", "algorithm.N=1", "--out", out)
     assert command(*words).code == 0
