@@ -359,7 +359,8 @@ def test_an_address_that_leads_nowhere_is_refused(where: str, address: Any, mess
 
 
 @pytest.mark.parametrize(
-    ("where", "known"), [("federation.engine", "loop, python, ray, simulation"), ("federation.aggregator", "mean")]
+    ("where", "known"),
+    [("federation.engine", "fused, loop, python, ray, simulation"), ("federation.aggregator", "mean")],
 )
 def test_an_unknown_name_of_a_table_lists_the_known_ones(where: str, known: str) -> None:
     for override in (f"{where}=nobody", f"{where}.name=nobody"):

@@ -134,6 +134,9 @@ class Blocks:
         self._given: Given | None = None
         self._held: dict[int, dict[str, int]] = {}
         self._memories: dict[int, tuple[list[Any], Any]] = {}
+        self._stride = 1  # the rounds of an iteration, as a guess
+        self._keys: dict[tuple[int, str, int], Any] = {}
+        self._rekeyed: dict[int, rng.Rekeyed] = {}
 
     def begin(self, fed: Federation) -> None:
         """Begin a run of the same method on another federation with the same rules."""
@@ -208,9 +211,24 @@ class Blocks:
         while isinstance(node, Fork):
             choice = node.choice
             if choice.number not in generators:
-                generators[choice.number] = rng.generator(self._fed.seed, choice.name, rounds + choice.after)
+                generators[choice.number] = self._generator(choice, rounds)
             node = node.ways.get(_key(choice.made(generators[choice.number])))
         return self._record(rounds, local) if node is None else node
+
+    def _generator(self, choice: Choice, rounds: int) -> np.random.Generator:
+        """The generator of a choice, as `Federation.rng` makes it. Keys are made for many iterations at once."""
+        seed, place = self._fed.seed, rounds + choice.after
+        if not isinstance(seed, int):
+            return rng.generator(seed, choice.name, place)
+        where = seed, choice.name, place
+        if where not in self._keys:
+            places = place + self._stride * np.arange(AHEAD)
+            keys = rng.keys(seed, choice.name, places).tolist()
+            self._keys = {(seed, choice.name, int(at)): tuple(key) for at, key in zip(places, keys, strict=True)}
+        if choice.number not in self._rekeyed:
+            self._rekeyed[choice.number] = rng.Rekeyed()
+        self._rekeyed[choice.number].turn(self._keys[where])
+        return self._rekeyed[choice.number].generator
 
     def _record(self, rounds: int, local: int) -> Recorded:
         """Trace an iteration, and remember it by the choices that it makes."""
@@ -240,6 +258,7 @@ class Blocks:
             tuple((at + 1, i.cohort) for at, i in enumerate(tape.instructions) if i.cohort is not None),
             *self._samples(tape),
         )
+        self._stride = max(recorded.rounds, 1)
         self._measure(recorded)
         self._insert(watch.choices, recorded)
         return recorded
