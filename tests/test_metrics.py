@@ -87,7 +87,7 @@ def test_an_observer_sees_the_parameters_as_pytrees(task: QuadraticTask) -> None
     np.testing.assert_array_equal(seen[-1].x, result.x)
     np.testing.assert_array_equal(seen[-1].y, result.y)
     assert np.linalg.norm(seen[0].x - seen[1].x) == pytest.approx(result.history[-1]["update_x"], rel=1e-5)
-    told = Progress(**json.loads(json.dumps(seen[0].to_mapping())))
+    told = Progress.from_mapping(json.loads(json.dumps(seen[0].to_mapping())))
     assert told == seen[0]
     with pytest.raises(SettingsError, match=r"progress\.x and progress\.y are not known here"):
         _ = told.x

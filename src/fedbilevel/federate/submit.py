@@ -286,7 +286,7 @@ class _Follower:
         job |= {"pids": news["pids"], "server_pid": news["pid"], "refused": news["refused"]}
         if news["progress"] and news["progress"]["iteration"] != self._seen:
             self._seen = news["progress"]["iteration"]
-            told = [observer(Progress(**news["progress"])) for observer in self._observers]
+            told = [observer(Progress.from_mapping(news["progress"])) for observer in self._observers]
             self._end = self._end or any(answer is True for answer in told)
         if news["outcome"] is not None:
             job["ended"] = True

@@ -59,6 +59,11 @@ class Progress:
         """The lower parameters."""
         return self.parameters()[1]
 
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Progress:
+        """The progress that `to_mapping` gave, also after JSON, which has no tuples."""
+        return cls(**{**given, "notes": tuple(given.get("notes", ()))})
+
     def to_mapping(self) -> dict[str, Any]:
         """The progress without the parameters, as plain values."""
         names = ("iteration", "rounds", "seconds", "share", "record", "notes")
