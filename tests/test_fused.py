@@ -342,3 +342,22 @@ def test_every_draw_ahead_is_the_draw_of_its_address() -> None:
                     for a, b in zip(moving_part(one), ahead, strict=True):
                         assert (a is None) == (b is None)
                         assert a is None or np.array_equal(a, b[k, i])
+
+
+def test_a_loss_with_an_operation_that_was_not_tried_in_one_function_is_compiled_as_usual(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The gradient of `take_along_axis` is a scatter, with which XLA cannot make a single function."""
+
+    def loss(x: Any, y: Any, b: fb.Batch) -> Any:
+        scores = b.inputs @ y
+        return b.mean(jnp.take_along_axis(scores, b.targets[:, None], 1)[:, 0] ** 2) + jnp.sum((y - x) ** 2)
+
+    rows = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1])
+    problem, clients = fb.Problem(jnp.ones(1), jnp.ones((2, 2)), loss, loss), fb.clients_from([(rows, rows)])
+    method = fb.AggITD(alpha=0.1, beta=0.1, lam=0.1, participation=1.0, lower_steps=1)
+    results = [
+        fb.train(problem, clients, method, stop={"iterations": 2}, engine=e) for e in ("fused", "simulation")
+    ]
+    np.testing.assert_allclose(results[0].y, results[1].y, atol=1e-6)
+    assert capfd.readouterr().err == "", "XLA complains where it gives up"

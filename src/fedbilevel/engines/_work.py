@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data import ClientData, ClientSize, Part
-from ..errors import StepError
+from ..errors import SettingsError, StepError
 from ..oracle import Arrays, Kept, PartArrays
 from ..own import KEPT, own_part
 from ..problem import BilevelProblem
@@ -20,6 +20,14 @@ from ._call import Call
 from ._expected import expect
 from ._statefile import State
 from ._states import ClientStates
+
+
+def need_traceable(problem: BilevelProblem, engine: str) -> None:
+    """Raise if JAX cannot trace the problem's oracle, which this engine has to."""
+    if not problem.traceable:
+        raise SettingsError(
+            f"federation.engine = {engine!r} is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
+        )
 
 
 def prepare(

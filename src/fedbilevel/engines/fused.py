@@ -22,7 +22,7 @@ from ..problem import BilevelProblem, Over
 from ._base import Capabilities
 from ._call import Call
 from ._replies import Replies
-from ._work import pad
+from ._work import need_traceable, pad
 from .simulation import MIB, Simulation
 
 
@@ -44,18 +44,15 @@ class Fused:
         memory_limit: int = 1024,
         single: bool | None = None,
     ) -> None:
-        if not problem.traceable:
-            raise SettingsError(
-                "engine = 'fused' is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
-            )
+        need_traceable(problem, "fused")
         if jax.process_count() > 1:
-            raise SettingsError("engine = 'fused' is wrong for several processes; use 'simulation'")
+            raise SettingsError("federation.engine = 'fused' is wrong for several processes; use 'simulation'")
         one = pad(clients.load(0), clients.capacity)
         size = clients.count * sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(one))
         if size > memory_limit * MIB:
             raise SettingsError(
-                f"engine = 'fused' is wrong here: the data of {clients.count} clients take {size / MIB:.0f} MiB, "
-                f"and memory_limit is {memory_limit}; use 'simulation', or a higher limit"
+                f"federation.engine = 'fused' is wrong here: the data of {clients.count} clients take "
+                f"{size / MIB:.0f} MiB, and memory_limit is {memory_limit}; use 'simulation', or a higher limit"
             )
         self.problem, self.clients, self.over = problem, clients, over or problem.over
         self.single, self.programs = single, dict[Any, Any]()

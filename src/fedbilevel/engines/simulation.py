@@ -29,7 +29,7 @@ from ._base import Capabilities
 from ._call import Call
 from ._replies import Replies
 from ._states import ClientStates
-from ._work import pad, perform, prepare, recalled, recalls
+from ._work import need_traceable, pad, perform, prepare, recalled, recalls
 
 PyTree = Any
 MIB = 2**20
@@ -62,10 +62,7 @@ class Simulation:
         memory_limit: int = 1024,
         devices: int | None = None,
     ) -> None:
-        if not problem.traceable:
-            raise SettingsError(
-                "engine = 'simulation' is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
-            )
+        need_traceable(problem, "simulation")
         self.problem, self.clients = problem, clients
         self._states = ClientStates(limit=memory_limit)
         self.capabilities = Capabilities(states=self._states)

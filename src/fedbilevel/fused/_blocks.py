@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import rng
 from ..engines import Fusible
-from ..errors import FedBilevelError, SettingsError, StepError
+from ..errors import FedBilevelError, StepError
 from ..federation import Federation, drawn_clients
 from ..rng import Address, Kind
 from ..settings import is_settings
@@ -27,7 +27,7 @@ from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, stil
 from ._books import Books, Entry, entries, holding, ledger_at
 from ._program import COHORT, PLACE, Block, Given, Program, group_of
 from ._tape import Form, Tape, descriptor_key, make_tape
-from ._watch import REMEDY, Bill, Choice, Cohort, Opaque, Round, Taken, Watch, Watched
+from ._watch import Bill, Choice, Cohort, Opaque, Round, Taken, Watch, Watched, unfit
 
 LONGEST = 64  # the most iterations of a part of a block
 DRAWS = 2**24  # the most bytes of drawn rows of a part
@@ -239,9 +239,9 @@ class Blocks:
         tape = make_tape(traced, watch.nodes, notes)
         code = self._program.add(tape)
         if self._program.branches > PIECES:
-            raise SettingsError(
-                "engine = 'fused' is wrong for this method: its rounds differ in so many ways, perhaps in values "
-                f"that the server draws, that a program would have over {PIECES} pieces; {REMEDY}"
+            raise unfit(
+                "its rounds differ in so many ways, perhaps in values that the server draws, that a program would "
+                f"have over {PIECES} pieces"
             )
         found = {i.cohort: None for i in tape.instructions if i.cohort is not None}
         cohorts = tuple(found)
@@ -279,10 +279,7 @@ class Blocks:
             new, tree = jax.tree.flatten(after)
             new = [jnp.asarray(leaf) for leaf in new]
             if tree != self._tree or [Form(a.shape, a.dtype) for a in new] != self._forms:
-                raise SettingsError(
-                    "engine = 'fused' is wrong for this method: its state changes its structure or its shapes in "
-                    f"an iteration; {REMEDY}"
-                )
+                raise unfit("its state changes its structure or its shapes in an iteration")
             names.extend(fed.noted)
             return *new, *(jnp.asarray(note) for note in fed.noted.values())
 
@@ -290,10 +287,7 @@ class Blocks:
             traced = jax.make_jaxpr(step)(*self._leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             first = str(error).splitlines()[0]
-            raise SettingsError(
-                f"engine = 'fused' is wrong for this method: it looks at values within an iteration ({first}); "
-                f"{REMEDY}"
-            ) from None
+            raise unfit(f"it looks at values within an iteration ({first})") from None
         watch.check()
         return traced, tuple(names)
 

@@ -27,7 +27,10 @@ from ..problem import BilevelProblem
 from ..rng import Kind
 from ..steps import Form, Step, place_of
 
-REMEDY = "use engine = 'simulation'"
+
+def unfit(why: str, remedy: str = "use engine = 'simulation'") -> SettingsError:
+    """The error for a method that cannot be traced."""
+    return SettingsError(f"federation.engine = 'fused' is wrong for this method: {why}; {remedy}")
 
 
 class Cohort(NamedTuple):
@@ -102,9 +105,9 @@ class Watch:
         """Raise if clients would hold a vector of an earlier iteration, which no checkpoint has."""
         left = self.held - (self.first or set())
         if self.first is not None and left:
-            raise SettingsError(
-                f"engine = 'fused' is wrong for this method: its clients still hold {min(left)} in the first "
-                f"round of the next iteration; release it, hold it anew before that round, or {REMEDY}"
+            raise unfit(
+                f"its clients still hold {min(left)} in the first round of the next iteration",
+                "release it, hold it anew before that round, or use engine = 'simulation'",
             )
 
 
@@ -196,7 +199,7 @@ class Opaque:
         elif any(field.form is Form.YY for field in call.step.sent.values()) and not call.even:
             wrong = f"clients send different numbers of matrices in step {call.step.name}"
         if wrong is not None:
-            raise SettingsError(f"engine = 'fused' is wrong for this method: {wrong}; {REMEDY}")
+            raise unfit(wrong)
 
 
 class Taken:
@@ -275,9 +278,7 @@ class Watched:
         return self._fed.call(*arguments, **named)
 
     def probe(self, step: Step[Any, Any], *arguments: Any, **named: Any) -> Any:
-        raise SettingsError(
-            f"engine = 'fused' is wrong for this method: it measures {step.name} within an iteration; {REMEDY}"
-        )
+        raise unfit(f"it measures {step.name} within an iteration")
 
     def rng(self, name: str) -> Any:
         self._watch.generators += 1
