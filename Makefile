@@ -43,12 +43,14 @@ lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA
 clean:
 	rm -rf .venv runs
 
+# The locks are complete, so nothing is resolved (--no-deps): pip would look at newer releases for a requirement with extras,
+# such as coverage[toml], and refuse them as not pinned. `pip check` tells whether a package is missing.
 $(READY): pyproject.toml examples/momentum/pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(PIP) --require-hashes --only-binary :all: --requirement requirements/build.txt
-	$(BIN)/python -m pip install $(PIP) --require-hashes --no-build-isolation --requirement requirements/dev.txt
+	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --only-binary :all: --requirement requirements/build.txt
+	$(BIN)/python -m pip install $(PIP) --require-hashes --no-build-isolation --no-deps --requirement requirements/dev.txt
 	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --no-index --editable . --editable examples/momentum
 	$(BIN)/python -m pip check
 	@touch $@
