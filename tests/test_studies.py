@@ -19,6 +19,7 @@ from fedbilevel import TrimmedMean, load_spec
 from fedbilevel.errors import FedBilevelError, SettingsError, UnknownName
 from fedbilevel.spec import Spec
 from fedbilevel.studies import Runs, load_study, reproduce, run_all, runner, study_names, tune
+from fedbilevel.studies.kept import _packed, keep, take
 from fedbilevel.studies.study import Study, StudyRun
 from fedbilevel.studies.tune import parse_axis
 
@@ -249,3 +250,54 @@ def test_the_trimmed_mean_of_a_study_cuts_what_its_table_says(name: str) -> None
     rules = {run.label: run.spec(0).federation.aggregator for run in load_study(name).runs}
     assert rules["trimmed mean"] == TrimmedMean(share=0.3)
     assert len(set(map(type, rules.values()))) == len(rules) == 6
+
+
+def test_kept_runs_give_the_same_table_without_a_run_and_a_damaged_or_foreign_one_is_refused(
+    tmp_path: Path, reproduced: tuple[Path, Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, runs = reproduced
+    study, kept = small_study(), tmp_path / "kept"
+    monkeypatch.setattr(runner, "_Worker", None)  # nothing can be run
+    reproduce([study], seeds=2, out=tmp_path / "a", runs=runs, jobs=1, console=QUIET, kept=kept)
+    files = {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
+    assert len(files) == 4 and all(name.endswith(".tar.xz") for name in files)
+
+    def again(place: str, seeds: int = 2) -> None:
+        elsewhere = Runs(tmp_path / place)
+        reproduce([study], seeds=seeds, out=tmp_path / "b", runs=elsewhere, jobs=1, console=QUIET, kept=kept)
+
+    again("empty")
+    assert (tmp_path / "b" / "small.json").read_text() == (out / "small.json").read_text()
+    assert {path.name: path.read_bytes() for path in sorted(kept.iterdir())} == files
+    first, second = (kept / f"{run.spec(0).digest}.tar.xz" for run in study.runs)
+    hollow = tmp_path / "hollow"
+    take(Runs(hollow), [study.runs[0].spec(0)], kept)
+    folder = Runs(hollow).of(study.runs[0].spec(0))
+    folder.write("history.jsonl", '{"iteration": "none"}\n')
+    wrong = {"another spec": second.read_bytes(), "not a kept run": files[first.name][:200]}
+    for message, content in (wrong | {"history.jsonl": _packed(folder)}).items():
+        first.write_bytes(content)
+        with pytest.raises(FedBilevelError, match=message):
+            again(message)
+        assert not Runs(tmp_path / message).of(study.runs[0].spec(0)).path.exists()
+
+
+def test_a_shorter_run_does_not_replace_a_longer_one_that_is_kept(
+    tmp_path: Path, reproduced: tuple[Path, Runs]
+) -> None:
+    _, runs = reproduced
+    spec, kept = small_study().runs[0].spec(0), tmp_path / "kept"
+    keep(runs, [spec], kept)
+    (file,) = kept.iterdir()
+    content = file.read_bytes()
+    short = Runs(tmp_path / "short")
+    take(short, [spec], kept)
+    folder, fewer = short.of(spec), replace(spec, stop=replace(spec.stop, rounds=20))
+    folder.write_history([r for r in folder.history() if r["rounds"] <= 20])
+    keep(short, [fewer], kept)
+    assert file.read_bytes() == content
+    file.unlink()
+    keep(short, [fewer], kept)
+    assert len(file.read_bytes()) < len(content)
+    keep(runs, [spec], kept)
+    assert file.read_bytes() == content, "the longer one replaces it, with the same bytes as before"

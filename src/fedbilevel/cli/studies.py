@@ -34,14 +34,21 @@ def reproduce_command(
     runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
         "runs/studies"
     ),
+    kept: Annotated[
+        Path | None,
+        typer.Option("--keep", help="Take finished runs from this folder, and add to it: a small file for each."),
+    ] = None,
 ) -> None:
     """Do the missing runs of the paper's tables and figures, and write ours beside the paper's."""
     chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
     if quick or share < 1:
         chosen = [study.shortened(QUICK if quick else share) for study in chosen]
     check_place(runs, "--runs")
+    if kept is not None:
+        check_place(kept, "--keep")
     with storing(folder):
-        sections = reproduce(chosen, seeds=seeds, out=folder, runs=Runs(runs), jobs=jobs, console=err)
+        how: Any = {"runs": Runs(runs), "jobs": jobs, "console": err, "kept": kept}
+        sections = reproduce(chosen, seeds=seeds, out=folder, **how)
     for section in sections:
         out.print(study_table(section.title, section.rows))
         say(section.remarks)

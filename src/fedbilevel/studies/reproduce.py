@@ -28,17 +28,35 @@ from ..report import (
 from ..spec import Spec
 from .cost import cost_row
 from .exchanges import KEY, iteration_of
+from .kept import keep, take
 from .runner import Runs, run_all
 from .study import Study, StudyRun
 
 
 def reproduce(
-    studies: Sequence[Study], *, seeds: int, out: Path, runs: Runs, jobs: int, console: Console
+    studies: Sequence[Study],
+    *,
+    seeds: int,
+    out: Path,
+    runs: Runs,
+    jobs: int,
+    console: Console,
+    kept: Path | None = None,
 ) -> list[Section]:
-    """Do the missing runs; write each study's table or figure, and one report of them all, to `out`."""
+    """Do the missing runs; write each study's table or figure, and one report of them all, to `out`.
+
+    Finished runs are taken from the folder `kept`, and are added to it at the end, also if one of them has failed
+    or the study is interrupted.
+    """
     specs = [spec for study in studies for run in study.runs for spec in _specs(study, run, seeds)]
     results_folder(out, "--out")
-    run_all(specs, runs, jobs=jobs, console=console)
+    if kept is not None:
+        take(runs, specs, kept)
+    try:
+        run_all(specs, runs, jobs=jobs, console=console)
+    finally:
+        if kept is not None:
+            keep(runs, specs, kept)
     sections = [_write(study, seeds, out, runs) for study in studies]
     write_report(out / "report.html", sections, environment(), f"seeds {', '.join(map(str, range(seeds)))}")
     return sections
@@ -57,7 +75,8 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
         rows = [_row(study, run, _specs(study, run, seeds), runs) for run in study.runs]
     text = markdown_table(rows)
     command = f"fedbilevel reproduce {study.name} --seeds {seeds}" + _options(study)
-    revision = runs.of(_specs(study, study.runs[-1], 1)[0]).environment()["revision"]
+    made = [runs.of(spec).environment()["revision"] for run in study.runs for spec in _specs(study, run, seeds)]
+    revision = ", ".join(dict.fromkeys(map(str, made)))
     head = f"# {study.title}\n\n{_remarks(study, seeds)}\n\n`{command}`, revision {revision}.\n\n"
     (out / f"{study.name}.md").write_text(head + text + "\n")
     (out / f"{study.name}.json").write_text(json.dumps(rows, indent=2) + "\n")
