@@ -15,7 +15,7 @@ from fedbilevel import SettingsError
 from fedbilevel._derivatives import remember
 from fedbilevel.data import ClientData, ClientSize, Part
 from fedbilevel.engines._work import pad
-from fedbilevel.models import Convolution, Shape, TwoHalves, cnn, mlp
+from fedbilevel.models import Convolution, Shape, TwoHalves, _in_blocks, cnn, mlp, pool
 from fedbilevel.problems import HyperRepresentation, representation_problem
 
 
@@ -38,16 +38,18 @@ def test_lenet_has_the_layers_of_the_experiments(shape: Shape, head_layers: int,
     assert model.head(model.body(rows)).shape == (3, 10)
 
 
-@pytest.mark.parametrize(("channels", "padding"), [((1, 6), 2), ((3, 6), 0)])
+@pytest.mark.parametrize(
+    ("channels", "side", "padding", "size"), [((1, 6), 5, 2, 28), ((3, 6), 5, 0, 28), ((2, 3), 4, 0, 13)]
+)
 @pytest.mark.slow
 def test_a_convolution_by_patches_is_the_convolution_of_jax_with_its_derivatives(
-    channels: tuple[int, int], padding: int
+    channels: tuple[int, int], side: int, padding: int, size: int
 ) -> None:
-    layer = Convolution(channels, 5, padding, key=jax.random.key(1))
-    images = jax.random.normal(jax.random.key(2), (4, 28, 28, channels[0]))
+    layer = Convolution(channels, side, padding, key=jax.random.key(1))
+    images = jax.random.normal(jax.random.key(2), (4, size, size, channels[0]))
 
     def plain(layer: Convolution, images: Array) -> Array:
-        kernel = layer.kernel.reshape(5, 5, *channels)
+        kernel = layer.kernel.reshape(side, side, *channels)
         pads = [(padding, padding)] * 2
         out = jax.lax.conv_general_dilated(
             images, kernel, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -66,6 +68,22 @@ def test_a_convolution_by_patches_is_the_convolution_of_jax_with_its_derivatives
     )
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_of_equal_pixels_the_first_gets_the_derivative_of_pooling_and_none_where_the_result_is_zero() -> None:
+    four = jnp.asarray([[1.0, -1.0, 0.0], [1.0, -3.0, 2.0], [0.5, -2.0, 2.0], [1.0, -1.0, 2.0]])
+    out, pulled = jax.vjp(pool, four, jnp.asarray([0.5]))
+    np.testing.assert_array_equal(out, [[1.5, 0.0, 2.5]])
+    to_four, to_bias = pulled(jnp.asarray([[5.0, 6.0, 7.0]]))
+    np.testing.assert_array_equal(to_four, [[5.0, 0.0, 0.0], [0.0, 0.0, 7.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(to_bias, [12.0])
+
+
+@pytest.mark.parametrize("count", [5, 48, 100])
+def test_rows_in_blocks_give_what_they_give_at_once(count: int) -> None:
+    """100 rows are six blocks of 16 and a last one with zeros; 5 and 48 fit into one block."""
+    rows = jnp.arange(2.0 * count).reshape(count, 2)
+    np.testing.assert_array_equal(_in_blocks(lambda some: some**2 + 1, rows, 50), rows**2 + 1)
 
 
 def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored() -> None:
