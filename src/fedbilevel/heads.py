@@ -8,7 +8,7 @@ With the features φ_r of a row r, its label t_r and the weights m_r of the mean
     ∇² g (V, c) = Σ_r m_r ṗ_r φ_rᵀ + decay ∇²R (V, c)                      ṗ = p ∘ (s - ⟨p, s⟩),  s = V φ_r + c
     ∇_φ_r ⟨∇g, (V, c)⟩ = m_r (Vᵀ (p_r - e_{t_r}) + Wᵀ ṗ_r)
 
-JAX finds the same derivatives by itself, with more operations and more products. In the difference of two gradients
+JAX finds the same derivatives by itself, with more operations and products. In the difference of two gradients
 on the same rows, which an SVRG step needs, the labels cancel. The probabilities at the anchor are the same in all
 steps, so they are computed once for all rows:
 
