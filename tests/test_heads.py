@@ -59,9 +59,7 @@ def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
     assert np.linalg.norm(one - other) <= rtol * np.linalg.norm(other)
 
 
-def derivatives(
-    problem: fb.Problem, x: Any, y: Any, v: Any, data: Arrays, rows: Draw, moved: Any
-) -> dict[str, Any]:
+def derivatives(problem: fb.Problem, *point: Any) -> dict[str, Any]:
     """All derivatives at the held x, from stored features, and two of them at another x."""
 
     @jax.jit
