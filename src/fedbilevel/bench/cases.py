@@ -32,8 +32,8 @@ class Case:
     """One set-up.
 
     `lower` and `upper` are the numbers of rows of a client, `tau` is the number of its upper steps, and `N` is the
-    number of lower rounds. `terms` is T of the methods that have it: the Hessian products of FedNest and LFedNest, and
-    the steps on y and on the Hessian system of MA-DSBO.
+    number of lower rounds. `terms` is T of the methods that have it: the Hessian products of FedNest and LFedNest,
+    and the steps on y and on the Hessian system of MA-DSBO.
     """
 
     name: str

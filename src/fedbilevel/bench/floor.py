@@ -17,8 +17,8 @@ For FBO-AggITD the passes of every client of the cohort are
     tau - 1 more upper steps (the first one is free)        a forward and a backward pass each
 
 A minibatch step of SVRG needs two products with a head of one layer, the scores at v and the difference of the
-gradients, because the scores at the anchor are the same in all steps of a round (see `heads.py`). With the CNN's head
-of two layers it needs five at v and three at the anchor.
+gradients, because the scores at the anchor are the same in all steps of a round (see `heads.py`). With the CNN's
+head of two layers it needs five at v and three at the anchor.
 """
 
 from __future__ import annotations
@@ -151,18 +151,14 @@ def floor(case: Case) -> Callable[[], object]:
         wanted = [(d, w) for (_, d), w, layer in zip(a, ws, layers(case), strict=True) if layer.inner_gradient]
         return made + [w.T @ d if wide else d @ w.mT for d, w in wanted]
 
-    def with_head(a: list[tuple[Array, Array]]) -> list[Array]:
-        return [w @ rows.mT for rows, w in a]
-
     lower, upper = operands(case.lower), operands(case.upper)
     own = [operand(layer.inner, layer.outer) for layer in layers(case)]
-    ahead, back, small = jax.jit(forward), jax.jit(backward), jax.jit(with_head)
+    ahead, back = jax.jit(forward), jax.jit(backward)
+    small = jax.jit(lambda rows, ws: lax.map(lambda w: w @ rows.mT, ws))
     heads = [
-        [
-            (jax.random.normal(key, (clients, rows, i)), jax.random.normal(key, (clients, o, i)))
-            for i, o in head(case)
-        ]
-        for rows in (case.lower, case.upper)
+        (jax.random.normal(key, (clients, rows, i)), jax.random.normal(key, (count, clients, o, i)))
+        for rows, count in ((case.lower, need.head_lower), (case.upper, need.head_upper))
+        for i, o in head(case)
     ]
     steps = minibatch_steps(case, clients) if need.rounds else None
 
@@ -171,8 +167,7 @@ def floor(case: Case) -> Callable[[], object]:
             made = list[object]()
             for part, (forwards, backwards) in ((lower, need.lower), (upper, need.upper)):
                 made += [ahead(part, own) for _ in range(forwards)] + [back(part, own) for _ in range(backwards)]
-            for part_head, count in zip(heads, (need.head_lower, need.head_upper), strict=True):
-                made += [small(part_head) for _ in range(count)]
+            made += [small(rows, ws) for rows, ws in heads]
             if steps is not None:
                 made += [steps() for _ in range(need.rounds)]
             jax.block_until_ready(made)
