@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbilevel import UnknownName
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.bench import CASES, STANDARD
 from fedbilevel.bench.cases import Case
 from fedbilevel.bench.floor import flop
@@ -19,14 +20,30 @@ from fedbilevel.cli.bench import bench_command
 TINY = Case("tiny", shape=(4, 4, 1), lower=12, upper=12, tau=2, cohort=2, registered=3)
 
 
-def test_the_floor_of_the_standard_case_is_twelve_products() -> None:
-    assert flop(CASES[STANDARD]) == 12 * 2 * 10 * 300 * 784 * 200
+def test_the_floor_of_the_standard_case_is_twelve_passes_the_head_and_the_minibatch_steps() -> None:
+    """Head: the gradient q is two products, the Hessian product and its scores three, the hypergradient and the
+    gradient of the source six, and each of four upper steps two. There are 149 steps of two products."""
+    passes, head, steps = 12 * 300 * 784 * 200, (2 + 3 + 6 + 8) * 300 * 200 * 10, 149 * 2 * 10 * 200 * 10
+    assert flop(CASES[STANDARD]) == 2 * 10 * (passes + head + steps)
+
+
+def test_ten_lower_rounds_have_ten_times_the_minibatch_steps() -> None:
+    one, ten = flop(CASES[STANDARD]), flop(CASES[f"{STANDARD}-N10"])
+    head = (18 + 2 * 4) * 300 * 200 * 10  # nine more gradients, and on average four more Hessian products
+    assert ten - one == 2 * 10 * (head + 9 * 149 * 2 * 10 * 200 * 10)
+
+
+def test_every_method_with_a_matrix_that_fits_has_a_case() -> None:
+    assert {case.method for case in CASES.values()} == set(ALGORITHMS) - {"gossip", "python"}
+    for case in CASES.values():
+        assert flop(case) > 0 and case.algorithm.check(case.registered) is None
 
 
 def test_a_convolution_counts_forward_weights_and_inputs_but_no_input_of_the_first() -> None:
-    case = Case("one", "cnn", lower=1, upper=1, tau=1, cohort=1)
+    one, two = (flop(Case("one", "cnn", lower=1, upper=1, tau=tau, cohort=1)) for tau in (1, 2))
     first, second, dense = 2 * 784 * 25 * 6, 2 * 100 * 150 * 16, 2 * 400 * 120
-    assert flop(case) == 2 * (2 * first + 3 * second + 3 * dense)
+    head = 2 * 2 * (120 * 84 + 84 * 10)  # scores, and the gradient by the features
+    assert two - one == 2 * first + 3 * second + 3 * dense + head
 
 
 @pytest.mark.slow

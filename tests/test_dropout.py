@@ -14,9 +14,10 @@ from fakes import Watching
 from fedbilevel.algorithms import FedNest
 from fedbilevel.data import DataSettings
 from fedbilevel.engines import pad, prepare
+from fedbilevel.heads import norm
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation
-from fedbilevel.problems.representation import dropped, norm
+from fedbilevel.problems.representation import dropped
 from fedbilevel.rng import Address, Kind
 from fedbilevel.spec import parse
 from fedbilevel.steps import Draw, Samples, draw, svrg

@@ -18,11 +18,11 @@ from fedbilevel.batch import Batch
 from fedbilevel.data import ClientData, ClientSize, ListedClients, Part
 from fedbilevel.engines._work import pad
 from fedbilevel.errors import SettingsError
+from fedbilevel.heads import norm, ridge
 from fedbilevel.models import mlp
 from fedbilevel.oracle import Arrays
 from fedbilevel.problem import Problem
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask, representation_problem
-from fedbilevel.problems.representation import norm, ridge
 from fedbilevel.steps import Draw
 
 ALL = Draw(None, None)

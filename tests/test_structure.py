@@ -51,6 +51,7 @@ ROOMS = [
     "problem",
     "feasible",
     "_derivatives",
+    "heads",
     "oracle",
     "own",
     "batch",

@@ -1,5 +1,6 @@
 """fedbilevel: federated bilevel optimisation, where one call is one communication round."""
 
+from . import heads
 from .advisor import Advice, Diagnosis, diagnose
 from .agents import Agents
 from .aggregate import (
@@ -174,6 +175,7 @@ __all__ = [
     "clients_from",
     "diagnose",
     "gather_by",
+    "heads",
     "load_run",
     "load_spec",
     "regions_of",

@@ -5,7 +5,7 @@
 and f_w = ∇_w f_i and g_wy v = ∇_w∇_y g_i v, if the client has variables w of its own.
 
 No matrix is formed: g_yy v is forward over reverse mode, and g_xy v is the x-gradient of the derivative of g_i
-along v.
+along v. Where a loss is a head with closed forms (`heads.py`), those are used instead, and its local steps too.
 
 With `embed`, everything that depends only on the held x is computed once: the features of all rows and the
 pullback of `embed` (its vector-Jacobian product with the forward pass stored). Every y-derivative then works on
@@ -25,11 +25,13 @@ import numpy as np
 from jax import Array
 
 from .batch import Batch
+from .heads import OnVectors
 from .oracle import Arrays, Kept, PartArrays, recall
 from .own import KEPT, OwnPart
-from .steps import Draw, PartName
+from .steps import Draw, PartName, Stream
 
 PyTree = Any
+ALL = Draw(None, None)  # all rows
 
 
 class Losses(Protocol):
@@ -44,6 +46,9 @@ class Losses(Protocol):
     def features(self, x: Array, inputs: PyTree) -> PyTree: ...
 
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array: ...
+
+    def head(self, level: str) -> OnVectors | None:
+        """The loss of a level as a head with closed forms, if it is one."""
 
 
 class Derivative(Enum):
@@ -94,6 +99,31 @@ def _nbytes(tree: PyTree) -> int:
     return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
+class LowerGradient:
+    """∇_y g_i of a client as a function, and the local steps along it that a head has in closed form."""
+
+    def __init__(self, oracle: JaxOracle) -> None:
+        self._oracle = oracle
+
+    def __call__(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """∇_y g_i(x, y; ζ)"""
+        return self._oracle._gradient_y("lower", y, zeta, at, Derivative.G_Y)
+
+    def svrg(self, anchor: Array, q: Array, step: Array | float, stream: Stream) -> Array | None:
+        """The steps of `steps.svrg`, or None if they have no closed form."""
+        head, rows = self._oracle._lower_head(), stream.draws
+        if head is None or rows.index is None or rows.chance is not None:
+            return None
+        return head.svrg(anchor, q, step, self._oracle._batch("lower", ALL), stream)
+
+    def sgd(self, start: Array, step: Array | float, stream: Stream) -> Array | None:
+        """The steps of `steps.sgd`, or None if they have no closed form."""
+        head, rows = self._oracle._lower_head(), stream.draws
+        if head is None or rows.index is None or rows.chance is not None:
+            return None
+        return head.sgd(start, step, self._oracle._batch("lower", ALL), stream)
+
+
 class JaxOracle:
     """The derivatives of one client's losses at the vectors it holds, by JAX.
 
@@ -111,6 +141,7 @@ class JaxOracle:
         self._problem, self._held, self._data, self._memory = problem, held, data, memory
         self._kept = kept or {}
         self.w: Any = None if problem.own_part is None else self._own(problem.own_part)
+        self.g_y = LowerGradient(self)
 
     @property
     def x(self) -> Array:
@@ -138,23 +169,28 @@ class JaxOracle:
 
     def f_y(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_y f_i(x, y; ξ)"""
-        return jax.grad(self._loss("upper", xi, Derivative.F_Y), 2)(*self._point("upper", xi, at), y)
-
-    def g_y(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
-        """∇_y g_i(x, y; ζ)"""
-        return self._lower_gradient(y, zeta, at, Derivative.G_Y)
+        return self._gradient_y("upper", y, xi, at, Derivative.F_Y)
 
     def g_yy(self, y: Array, v: Array, u: Draw, at: Array | None = None) -> Array:
         """∇²_y g_i(x, y; u) v"""
-        return jax.jvp(lambda w: self._lower_gradient(w, u, at, Derivative.G_YY), (y,), (v,))[1]
+        head = self._problem.head("lower")
+        if head is not None:
+            return head.hessian_product(y, v, self._batch("lower", u, at))
+        return jax.jvp(lambda w: self._gradient_y("lower", w, u, at, Derivative.G_YY), (y,), (v,))[1]
 
     def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_x f_i(x, y; ξ)"""
+        head = self._problem.head("upper")
+        if head is not None:
+            return self._pulled_back("upper", xi, at, lambda batch: head.features_gradient(y, batch))
         loss = self._loss("upper", xi, Derivative.F_X)
         return self._gradient_x("upper", xi, at, lambda x, features: loss(x, features, y))
 
     def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
         """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
+        head = self._problem.head("lower")
+        if head is not None:
+            return self._pulled_back("lower", chi, at, lambda batch: head.mixed_product(y, v, batch))
         loss = self._loss("lower", chi, Derivative.G_XY)
 
         def along(x: Array, features: PyTree) -> Array:
@@ -177,24 +213,40 @@ class JaxOracle:
             return part.joined(self._kept[KEPT].leaves)
         return jnp.asarray(part.start(self._data.padded))
 
-    def _lower_gradient(self, y: Array, zeta: Draw, at: Array | None, of: Derivative) -> Array:
-        return jax.grad(self._loss("lower", zeta, of), 2)(*self._point("lower", zeta, at), y)
+    def _gradient_y(self, part: PartName, y: Array, rows: Draw, at: Array | None, of: Derivative) -> Array:
+        head = self._problem.head(part)
+        if head is not None:
+            return head.gradient(y, self._batch(part, rows, at))
+        return jax.grad(self._loss(part, rows, of), 2)(*self._point(part, rows, at), y)
 
-    def _loss(self, part: PartName, rows: Draw, of: Derivative) -> Any:
-        """The loss whose derivative is taken, as a function of x, of the features of the rows, of y, and of w."""
+    def _lower_head(self) -> OnVectors | None:
+        """The head of the lower loss, if the features of all rows are known without an embedding of their own."""
+        known = self._problem.embed is None or self._memory is not None
+        return self._problem.head("lower") if known else None
+
+    def _batch(self, part: PartName, rows: Draw, at: Array | None = None) -> Batch:
+        """The rows with their features, for a loss that is neither random nor of own variables."""
+        return self._rows(part, rows)._replace(features=self._point(part, rows, at)[1])
+
+    def _rows(self, part: PartName, rows: Draw) -> Batch:
+        """The rows without their features."""
         data: PartArrays = getattr(self._data, part)
         inputs, targets = _take((data.inputs, data.targets), rows)
         ids, weights = rows.index, rows.weight
         if weights is None:
             ids = jnp.arange(getattr(self._data.padded, part))
             weights = (ids < data.rows).astype(jnp.float32)
-        key = None if rows.chance is None else rows.chance.key(of.value)
+        return Batch(inputs, targets, weights, None, ids=ids)
 
+    def _loss(self, part: PartName, rows: Draw, of: Derivative) -> Any:
+        """The loss whose derivative is taken, as a function of x, of the features of the rows, of y, and of w."""
+        key = None if rows.chance is None else rows.chance.key(of.value)
+        batch = self._rows(part, rows)._replace(key=key)
         variables, padded = self._problem.own_part, self._data.padded
 
         def loss(x: Array, features: PyTree, y: Array, w: Any = self.w) -> Array:
             own = None if variables is None else variables.restore(w, padded)
-            return self._problem.loss(part, x, y, Batch(inputs, targets, weights, features, key, ids, own))
+            return self._problem.loss(part, x, y, batch._replace(features=features, own=own))
 
         return loss
 
@@ -214,6 +266,19 @@ class JaxOracle:
             return direct + stored.pullback(through)[0]
         inputs = _take(getattr(self._data, part).inputs, rows)
         return jax.grad(lambda v: function(v, self._problem.features(v, inputs)))(x)
+
+    def _pulled_back(self, part: PartName, rows: Draw, at: Array | None, cotangent: Any) -> Array:
+        """The x-gradient of a function of the features, from cotangent(batch), its gradient by the features."""
+        x = self.x if at is None else at
+        if self._problem.embed is None:
+            return jnp.zeros_like(x)
+        batch = self._rows(part, rows)
+        if self._memory is not None and x is self.x and rows.index is None:
+            features, pullback = getattr(self._memory, part)
+        else:
+            features, pullback = jax.vjp(lambda v: self._problem.features(v, batch.inputs), x)
+        made: Array = pullback(cotangent(batch._replace(features=features)))[0]
+        return made
 
 
 def _take(tree: PyTree, rows: Draw) -> PyTree:

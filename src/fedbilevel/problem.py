@@ -28,6 +28,7 @@ from .batch import Batch
 from .data import Clients, Part
 from .errors import FedBilevelWarning, SettingsError
 from .feasible import Projection, Regions, region, start_within
+from .heads import OnVectors, Softmax
 from .oracle import Arrays, Kept, Oracle
 from .own import OwnPart
 from .steps import Chances
@@ -126,7 +127,8 @@ class Problem:
 
     x, y     initial upper and lower parameters: any pytrees, including Equinox modules
     lower    lower(x, y, batch) -> g_i, the loss that y solves, on a client's lower rows
-    upper    upper(x, y, batch) -> f_i, the loss that x serves, on a client's upper rows
+    upper    upper(x, y, batch) -> f_i, the loss that x serves, on a client's upper rows. If y is a linear layer
+             under a softmax, give both as `heads.softmax(...)`, which has its derivatives in closed form
     embed    embed(x, inputs) -> features, which do not depend on y. The losses then read `batch.features`, which
              is computed once in an outer iteration
     metrics  metrics(x, y, batch) -> numbers by name, measured on test rows
@@ -164,6 +166,9 @@ class Problem:
             if not callable(value) and (value is not None or name in ("lower", "upper")):
                 raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
         _ = self.flat_x, self.flat_y, self.own_part  # raises if they are no parameters
+        for loss in (self.lower, self.upper):
+            if isinstance(loss, Softmax):
+                loss.check(self.flat_y.restore(self.flat_y.vector))
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: the fields. What is computed from them cannot always be sent."""
@@ -219,6 +224,11 @@ class Problem:
         """The lower or upper loss at flat vectors."""
         function = self.lower if level == "lower" else self.upper
         return function(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+
+    def head(self, level: str) -> OnVectors | None:
+        """The lower or upper loss as a head with closed forms at flat vectors; None for any other loss."""
+        function = self.lower if level == "lower" else self.upper
+        return OnVectors(function, self.flat_y.restore) if isinstance(function, Softmax) else None
 
     def measure(self, x: Array, y: Array, test: Part) -> Mapping[str, Array]:
         """`metrics` at flat vectors on all of `test`."""

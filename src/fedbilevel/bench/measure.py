@@ -29,8 +29,12 @@ def seconds(iteration: Iteration) -> float:
 
 
 def rivals(case: Case) -> dict[str, Iteration]:
-    """Return the PyTorch rivals by the name of their column, or none if torch (the extra `bench`) is missing."""
-    if importlib.util.find_spec("torch") is None or case.cohort > LARGEST_RIVAL:
+    """Return the PyTorch rivals by the name of their column, or none if torch (the extra `bench`) is missing.
+
+    They compute FBO-AggITD, and so there are none for other methods.
+    """
+    absent = importlib.util.find_spec("torch") is None
+    if absent or case.cohort > LARGEST_RIVAL or case.method != "fbo-aggitd":
         return {}
     from .rivals_func import torch_func
     from .rivals_loop import torch_loop

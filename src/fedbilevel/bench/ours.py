@@ -28,7 +28,7 @@ def ours(case: Case) -> Callable[[], None]:
 
 def _start(case: Case, engine: Any) -> tuple[Callable[[], None], Federation]:
     algorithm, fed = case.algorithm, Federation(engine)
-    state = algorithm.init(engine.problem)
+    state = algorithm.init(engine.problem, engine.clients.count)
 
     def iteration() -> None:
         nonlocal state

@@ -19,7 +19,7 @@ CONTESTANTS = {
 
 def ratio_table(rows: list[dict[str, Any]]) -> Table:
     """Return a table with one line for each case: the seconds of our iteration, and ratios within the same run."""
-    table = Table(title="One outer iteration of FBO-AggITD", title_justify="left")
+    table = Table(title="One outer iteration", title_justify="left")
     for column in ("case", "ours, s", "ours/floor", "quartiles", "torch loop/ours", "torch.func/ours", "MB"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for row in rows:

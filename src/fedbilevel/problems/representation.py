@@ -18,34 +18,13 @@ from pydantic import Field
 
 from ..batch import Batch
 from ..data import Dataset, DataSettings, Part
+from ..heads import Regulariser, is_layer, norm, ridge, softmax
 from ..models import ModelName, TwoHalves, cnn, mlp
 from ..problem import Measure, Over, Problem, PyTree, Task, task_with_test
 from ..settings import Size, about, settings
 from ..steps import Chances
 
-Regulariser = Literal["norm", "ridge"]
 BLOCK = 10_000  # the training rows that are measured at a time
-
-
-def norm(y: PyTree, smoothing: float) -> Array:
-    """Σ sqrt(||w||² + s²) over the arrays of y: the norm, not squared, that the baseline's released code adds.
-
-    The norm itself has an unbounded second derivative at zero, and its gradient of constant size drives the bias
-    there. Hessian products then explode: in FedNest's loop, ||p|| grew by a factor of 24 per round. The smoothing
-    s bounds the curvature by 1/s. With s = 0 it is the norm itself, with derivatives of zero at zero.
-    """
-    return sum((_root(jnp.sum(w**2) + smoothing**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
-
-
-def _root(square: Array) -> Array:
-    """The square root, with derivatives of zero at zero instead of infinite ones."""
-    there = square > 0
-    return jnp.where(there, jnp.sqrt(jnp.where(there, square, 1.0)), 0.0)
-
-
-def ridge(y: PyTree) -> Array:
-    """1/2 Σ ||w||², which makes the lower problem strongly convex, as the theory requires."""
-    return 0.5 * sum((jnp.sum(w**2) for w in jax.tree.leaves(y)), jnp.zeros(()))
 
 
 def dropped(features: Array, rate: float, key: Array | None) -> Array:
@@ -70,6 +49,7 @@ def representation_problem(
 ) -> Problem:
     """The hyper-representation problem of a network in two halves.
 
+    A head of one layer has closed forms (`heads.softmax`). With more layers or with dropout JAX differentiates.
     Its `predict` gives the scores of the classes, one row for each row of inputs: their argmax is the label, and
     their softmax the probabilities.
     """
@@ -80,6 +60,11 @@ def representation_problem(
     def cross_entropy(head: Any, batch: Batch) -> Array:
         scores = head(dropped(batch.features, dropout, batch.key))
         return batch.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.targets))
+
+    def regularised(body: Any, head: Any, batch: Batch) -> Array:
+        return cross_entropy(head, batch) + decay * penalty(head)
+
+    closed = is_layer(model.head) and dropout == 0
 
     def metrics(body: Any, head: Any, batch: Batch) -> Mapping[str, Array]:
         right = jnp.argmax(head(batch.features), axis=-1) == batch.targets
@@ -92,8 +77,8 @@ def representation_problem(
         x=model.body,
         y=model.head,
         embed=lambda body, inputs: body(inputs),
-        lower=lambda body, head, batch: cross_entropy(head, batch) + decay * penalty(head),
-        upper=lambda body, head, batch: cross_entropy(head, batch),
+        lower=softmax(decay, regulariser, smoothing) if closed else regularised,
+        upper=softmax() if closed else lambda body, head, batch: cross_entropy(head, batch),
         metrics=metrics,
         over=over,
         chances=chances if dropout > 0 else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,15 @@ from jax import Array, lax
 from ._samples import Draw, Stream
 
 PyTree = Any
+
+
+@runtime_checkable
+class KnowsLoops(Protocol):
+    """A gradient that may know local steps along it which are faster than calls of itself; None if it does not."""
+
+    def svrg(self, anchor: PyTree, q: PyTree, step: Array | float, stream: Stream) -> PyTree | None: ...
+
+    def sgd(self, start: PyTree, step: Array | float, stream: Stream) -> PyTree | None: ...
 
 
 def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree:
@@ -61,8 +70,10 @@ def svrg(
     On full batches ∇(a; b) is the same at every step and is computed once. On minibatches the two gradients are
     one batched computation, because the cost of a small step depends on the number of its operations, not on their
     size. If every derivative of a random loss makes choices of its own, the two gradients differ even at v = a and
-    even on full batches, and none of this holds.
+    even on full batches, and none of this holds. A gradient that knows these steps itself is asked for them.
     """
+    if isinstance(gradient, KnowsLoops) and (made := gradient.svrg(anchor, q, step, stream)) is not None:
+        return made
     chance = stream.draws.chance
     if not _of_jax(anchor, (stream,)) or (chance is not None and chance.anew):
 
@@ -93,4 +104,6 @@ def svrg(
 
 def sgd(gradient: Callable[[PyTree, Draw], PyTree], start: PyTree, step: Array | float, stream: Stream) -> PyTree:
     """Plain local steps:  v ← v - step ∇(v; b)  along the draws b."""
+    if isinstance(gradient, KnowsLoops) and (made := gradient.sgd(start, step, stream)) is not None:
+        return made
     return walk(lambda v, b: jax.tree.map(lambda w, g: w - step * g, v, gradient(v, b)), start, stream)
