@@ -36,6 +36,7 @@ from ._work import need_traceable, pad, perform, recalled, recalls
 
 PyTree = Any
 MIB = 2**20
+SMALL = 2**20  # clients with less to do, as a number of rows times parameters, work on one device
 
 
 class Resident(NamedTuple):
@@ -53,7 +54,8 @@ class Simulation:
                     the problem's choice)
     memory_limit    MiB for a cohort's data, its features and a program's work on them; a cohort that needs more is
                     cut into chunks. The clients' states have the same limit, and are moved to files beyond it
-    devices         the number of devices to spread clients over (default: all that JAX sees, of all processes)
+    devices         the number of devices to spread clients over (default: all that JAX sees, of all processes; one
+                    if the clients have so little to do that devices would mostly wait for each other)
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class Simulation:
                 f"devices = {devices} is wrong: {self._processes} processes have {len(available)} and use all of "
                 "them; remove it"
             )
+        if devices is None and self._processes == 1 and self._is_small():
+            devices = 1
         self._mesh = jax.make_mesh(
             (devices or len(available),), ("clients",), (AxisType.Auto,), devices=available[:devices]
         )
@@ -308,6 +312,13 @@ class Simulation:
     def _replicate(self, value: Any) -> Array:
         copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
+
+    def _is_small(self) -> bool:
+        """Whether all clients have little to do: few rows, times the parameters and the numbers of a row."""
+        one = jax.tree.leaves(tuple(self.clients.load(0)))
+        numbers = sum(np.size(leaf) // max(1, len(leaf)) for leaf in map(np.atleast_1d, map(np.asarray, one)))
+        rows = self.clients.count * sum(self.clients.capacity)
+        return rows * (self.problem.size_x + self.problem.size_y + numbers) < SMALL
 
     def _estimate(self) -> tuple[int, int]:
         """Estimate the bytes of a client: those that stay between steps, and those that a step takes in addition.
