@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .aggregate import Accumulator
+from .aggregate import Accumulator, Mean, finite_mean
 from .data import Clients
-from .engines import Call, Engine, Expected, Fault, Reason, Replies, expect, payload
+from .engines import Averaging, Call, Engine, Expected, Fault, Reason, Replies, expect, payload
 from .errors import Diverged, SettingsError, TooFewReplies
 from .ledger import Account, Event, Exclusion, Ledger
 from .policies import Policies
@@ -28,11 +29,13 @@ NAMED = 3  # An error spells out the reasons of this many clients.
 class Collection:
     """One call to a cohort, and its replies so far.
 
+    averaging the engine, if it can take the mean itself
     wanted    the number of valid replies that is enough
     fewest    the number of valid replies that is needed
     """
 
     engine: Engine
+    averaging: Averaging | None
     call: Call
     gathered: Accumulator
     policies: Policies
@@ -44,6 +47,7 @@ class Collection:
     well: set[int] = field(default_factory=set)  # the clients whose replies count
     badly: set[int] = field(default_factory=set)  # the clients that committed an offence
     reasons: dict[int, Reason] = field(default_factory=dict)
+    weighed: tuple[tuple[int, ...], np.ndarray] | None = None  # clients and their weights
 
     def __post_init__(self) -> None:
         self.expected: Expected = expect(self.call, self.engine.problem)
@@ -70,29 +74,48 @@ class Collection:
         """Run the step on the clients of a call, and aggregate the valid replies."""
         account, ledger = self.account, self.ledger
         account.bytes_down += len(call.clients) * payload(call.arrays)
-        account.bytes_down += sum(len(h.missing) * payload(h.value) for h in call.held.values())
+        account.bytes_down += sum(len(h.missing) * payload(h.value) for h in call.held.values() if h.missing)
         account.bytes_down += sum(_row_bytes(each, c) for each in call.rows.values() for c in call.clients)
-        for replies in self.engine.replies(call):
+        name = call.step.name
+        for replies in self._replies(call):
             account.wire_up += replies.wire[0]
             account.wire_down += replies.wire[1]
-            account.bytes_up += sum(a.nbytes for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
-            ledger.injected.update(Event(c, call.step.name, kind) for c, kind in replies.injected.items())
-            ledger.forgotten.update(replies.forgot)
+            account.bytes_up += sum(_nbytes(a) for a in jax.tree.leaves(replies.reply) if a.ndim > 1)
+            if replies.injected:
+                ledger.injected.update(Event(c, name, kind) for c, kind in replies.injected.items())
+            if replies.forgot:
+                ledger.forgotten.update(replies.forgot)
             refused = dict(replies.refused)
             why = self._refusal(call, replies)
             refused |= dict.fromkeys(replies.clients, why) if why else dict(self._gather(replies))
             self.badly.update(client for client, reason in refused.items() if reason.fault.offence)
             account.rejected += len(refused)
             for client, reason in refused.items():
-                ledger.reject(client, call.step.name, reason)
+                ledger.reject(client, name, reason)
             self.reasons.update(refused)
+
+    def _replies(self, call: Call) -> Iterable[Replies]:
+        """The replies to a call, with their mean if nothing else is to be made of them and the engine can."""
+        alone = call.attempt == 0 and len(call.clients) <= self.wanted  # whether these are all replies
+        if self.averaging is not None and alone and isinstance(self.gathered, Mean):
+            replies = self.averaging.average(call, self._weights(call.clients), finite_mean)
+            if replies is not None:
+                return (replies,)
+        return self.engine.replies(call)
+
+    def _weights(self, clients: tuple[int, ...]) -> np.ndarray:
+        """The weights of clients. Those of the last ones that were asked for are known."""
+        if self.weighed is None or self.weighed[0] != clients:
+            self.weighed = clients, weights_of(clients, self.engine.clients, self.weighting)
+        return self.weighed[1]
 
     def _gather(self, replies: Replies) -> Iterator[tuple[int, Reason]]:
         """Add valid replies until there are enough; yield the clients with invalid replies and the reasons."""
         while replies.clients and self.gathered.count < self.wanted:
             part, replies = replies.split(self.wanted - self.gathered.count)
-            rejected = self.gathered.add(part, weights_of(part.clients, self.engine.clients, self.weighting))
-            self.well.update(c for c in part.clients if c not in rejected)
+            rejected = self.gathered.add(part, self._weights(part.clients))
+            self.well.update(part.clients)
+            self.well.difference_update(rejected)
             yield from rejected.items()
         self.account.surplus += len(replies.clients)
 
@@ -130,6 +153,11 @@ def weights_of(clients: Sequence[int], registered: Clients, weighting: Weighting
             "use the weighting 'uniform'"
         )
     return np.asarray(list(rows.values()), np.float32)
+
+
+def _nbytes(a: Any) -> int:
+    """The bytes of an array. JAX's own property takes several times as long."""
+    return math.prod(a.shape) * int(a.dtype.itemsize)
 
 
 def _row_bytes(rows: PerClient, client: int) -> int:

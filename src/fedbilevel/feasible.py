@@ -167,7 +167,8 @@ class Constrained(Protocol):
 
 def regions_of(problem: Any) -> Regions:
     """The feasible sets of any problem."""
-    return problem.regions if isinstance(problem, Constrained) else Regions()
+    regions: Regions | None = getattr(problem, "regions", None)
+    return Regions() if regions is None else regions
 
 
 def region(given: Projection | None, restore: Callable[[Array], PyTree]) -> Region:

@@ -19,8 +19,8 @@ from jax import Array
 
 from . import rng
 from ._collection import Collection, Weighting, weights_of
-from .aggregate import Gather, Mean, Memory, Remembering, gather_by, quorum
-from .engines import Call, Engine, Held, make_call
+from .aggregate import Gather, Mean, Memory, gather_by, quorum, remembering
+from .engines import Averaging, Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
 from .own import KEPT, OwnVariables, own_part
@@ -101,6 +101,7 @@ class Federation:
         self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
         self._min_replies, self._weighting, self._cohorts = min_replies, weighting, cohorts
+        self._averaging = engine if isinstance(engine, Averaging) else None
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
         self._quorum = quorum(self._gather)
         if isinstance(min_replies, int) and min_replies < self._quorum:
@@ -239,7 +240,7 @@ class Federation:
         _ = call.before  # raises if a vector is missing, even if the differences are not used
         account = self.ledger.steps.setdefault(step.name, Account())
         gathered, result = self._gather(call), None
-        if isinstance(gathered, Remembering):
+        if remembering(gathered):
             gathered.recall(self._memory.setdefault(step.name, {}))
         collection = self._collection(call, account, gathered)
         try:
@@ -289,6 +290,7 @@ class Federation:
         least = self._quorum if call.kind is Kind.ROUND else 1  # a measurement is a mean
         return Collection(
             engine=self.engine,
+            averaging=self._averaging,
             call=call,
             gathered=gathered,
             policies=self.policies,

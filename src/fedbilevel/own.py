@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -120,17 +120,13 @@ class OwnPart:
         return [w[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
 
 
-@runtime_checkable
-class Owning(Protocol):
-    """A problem that may have own variables; `own_part` is None if it has none."""
-
-    @property
-    def own_part(self) -> OwnPart | None: ...
+def own_part(self) -> OwnPart | None: ...
 
 
 def own_part(problem: Any) -> OwnPart | None:
-    """The own variables of a problem, or None if clients have none."""
-    return problem.own_part if isinstance(problem, Owning) else None
+    """The own variables of a problem, or None if clients have none, or the problem does not know of them."""
+    part: OwnPart | None = getattr(problem, "own_part", None)
+    return part
 
 
 class OwnVariables(Mapping[int, PyTree]):

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..names import Names
 from ._bucketing import RULES, Bucketing
-from ._gather import Gather, Remembering, Rows, gather_by
+from ._gather import Gather, Rows, gather_by, remembering
 from ._krum import MultiKrum
 from ._mean import Accumulator, Mean, finite_mean, mix, not_finite
 from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
@@ -34,7 +34,6 @@ __all__ = [
     "Place",
     "Placed",
     "Quorate",
-    "Remembering",
     "Rows",
     "Rule",
     "TrimmedMean",
@@ -44,4 +43,5 @@ __all__ = [
     "mix",
     "not_finite",
     "quorum",
+    "remembering",
 ]

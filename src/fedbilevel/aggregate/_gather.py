@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, lru_cache
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +40,16 @@ class Remembering(Protocol):
 
     def recall(self, last: dict[str, np.ndarray]) -> None:
         """Use what is remembered of the last round of the same step, and replace it by the value of this one."""
+
+
+def remembering(gathered: Accumulator) -> TypeGuard[Remembering]:
+    """Whether the rule of an accumulator may remember."""
+    return _is_remembering(type(gathered))
+
+
+@lru_cache
+def _is_remembering(kind: type) -> bool:
+    return issubclass(kind, Remembering)
 
 
 def gather_by(rule: Rule | None) -> Gather:

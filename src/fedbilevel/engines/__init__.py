@@ -1,10 +1,10 @@
 """Engines run client steps. They are interchangeable, and do not depend on the algorithm."""
 
-from ._base import MAX_ROWS, Broken, Capabilities, Engine, Fusible
+from ._base import MAX_ROWS, Averaging, Broken, Capabilities, Engine, Fusible
 from ._call import Call, Held, make_call, payload
 from ._expected import Expected, expect
-from ._replies import Fault, Reason, Replies
-from ._settings import ENGINES, FusedSettings, LoopSettings, RaySettings, SimulationSettings
+from ._replies import Averaged, Fault, Reason, Replies
+from ._settings import ENGINES, AutoSettings, FusedSettings, LoopSettings, RaySettings, SimulationSettings
 from ._states import ClientStates
 from ._work import pad, perform, prepare, recalled
 from .fused import Fused
@@ -14,6 +14,9 @@ from .simulation import Simulation
 __all__ = [
     "ENGINES",
     "MAX_ROWS",
+    "AutoSettings",
+    "Averaged",
+    "Averaging",
     "Broken",
     "Call",
     "Capabilities",

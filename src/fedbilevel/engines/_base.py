@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from jax import Array
+
 from ..data import Clients
 from ..oracle import Arrays
 from ..problem import BilevelProblem, Over
@@ -29,6 +32,8 @@ class Broken(NamedTuple):
     lost: bool  # whether the receiver has to do without it
 
 
+# Whether all stacked arrays are finite, and the weighted mean of each, within a program that JAX traces.
+Reduce = Callable[[list[Array], Array], tuple[Array, list[Array]]]
 LinkFaults = Callable[[str, Address, Any], Mapping[tuple[int, int], Broken]]
 
 
@@ -65,6 +70,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release data and processes. No more calls follow."""
+
+
+@runtime_checkable
+class Averaging(Protocol):
+    """An engine that can take the mean of replies in the program that computes them.
+
+    A layer around such an engine is not one, because it has to see the single replies.
+    """
+
+    def average(self, call: Call, weights: np.ndarray, reduce: Reduce) -> Replies | None:
+        """All replies of a call, with their mean. None: they have to be asked for by `replies`."""
 
 
 @runtime_checkable

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from ..errors import SettingsError
 from ..rng import Address, Kind
-from ..steps import Descriptor, Epochs, PerClient, Role, Step, Use
+from ..steps import Descriptor, Epochs, PerClient, Role, Samples, Step, Use
 
 
 class Held(NamedTuple):
@@ -98,6 +100,18 @@ class Call:
             )
         return {name: given[name] for name in following if name in given}
 
+    @cached_property
+    def shapes(self) -> tuple[Any, ...]:
+        """The shapes and types of the vectors, arrays and rows, the constants, and the samples without their count."""
+        rows = ((name, each.values) for name, each in self.rows.items())
+        return (
+            tuple((name, np.shape(h.value), _type(h.value)) for name, h in self.held.items()),
+            tuple((name, np.shape(a), _type(a)) for name, a in self.arrays.items()),
+            tuple((name, np.shape(v[next(iter(v))] if isinstance(v, dict) else v[0])) for name, v in rows),
+            tuple(self.constants.items()),
+            tuple((name, _short(descriptor)) for name, descriptor in self.samples.items()),
+        )
+
     @property
     def program(self) -> tuple[Any, ...]:
         """Everything that the compiled program of this call depends on, apart from shapes."""
@@ -145,6 +159,19 @@ def _number(value: Any) -> np.generic | np.ndarray:
     """A number as an array: float32, or int32 for a whole number."""
     made = np.asarray(value)
     return made.astype(np.float32 if made.dtype.kind == "f" else np.int32)[()]
+
+
+def _type(value: Any) -> Any:
+    """The type that an array has within a program."""
+    known = getattr(value, "dtype", None)
+    return known if known == np.float32 else jnp.result_type(value)
+
+
+def _short(descriptor: Descriptor) -> Descriptor:
+    """The descriptor with one step for every client: the number of steps does not matter for shapes."""
+    if isinstance(descriptor, Samples) and isinstance(descriptor.count, PerClient):
+        return Samples(descriptor.part, descriptor.size, 1)
+    return descriptor
 
 
 def payload(tree: Any) -> int:

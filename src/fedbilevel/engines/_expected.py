@@ -10,14 +10,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..errors import FedBilevelError, StepError
 from ..oracle import Shapes
 from ..problem import BilevelProblem
 from ..rng import Address, Kind
-from ..steps import Descriptor, PerClient, Samples, Step, draw, present
+from ..steps import Step, draw, present
 from ._call import Call
 
 Struct = jax.ShapeDtypeStruct
@@ -38,22 +37,7 @@ class Expected(NamedTuple):
 
 def expect(call: Call, problem: BilevelProblem) -> Expected:
     """Find what the call's step returns for one client of this problem."""
-    given = {name: h.value for name, h in call.held.items()}
-    rows = {name: each.values for name, each in call.rows.items()}
-    return _expect(
-        call.step,
-        problem.size_x,
-        problem.size_y,
-        _described(given),
-        _described(call.arrays),
-        tuple((name, np.shape(v[next(iter(v))] if isinstance(v, dict) else v[0])) for name, v in rows.items()),
-        tuple(call.constants.items()),
-        tuple((name, _short(descriptor)) for name, descriptor in call.samples.items()),
-    )
-
-
-def _described(arrays: Any) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
-    return tuple((name, np.shape(a), jnp.result_type(a)) for name, a in arrays.items())
+    return _expect(call.step, problem.size_x, problem.size_y, *call.shapes)
 
 
 @lru_cache(maxsize=1024)
@@ -89,10 +73,3 @@ def _expect(
         oracle.asked,
         {name: tuple(jax.tree.leaves(getattr(reply, name))) for name in step.kept if name in there},
     )
-
-
-def _short(descriptor: Descriptor) -> Descriptor:
-    """The descriptor with one step for every client: the number of steps does not matter for shapes."""
-    if isinstance(descriptor, Samples) and isinstance(descriptor.count, PerClient):
-        return Samples(descriptor.part, descriptor.size, 1)
-    return descriptor

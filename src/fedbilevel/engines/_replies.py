@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -64,6 +64,16 @@ class Reason:
         return f"{self.text}: {self.said}" if self.said else self.text
 
 
+class Averaged(NamedTuple):
+    """The mean of stacked replies, made by the program that made them, and whether every number is finite.
+
+    Without the latter the mean says nothing, and the replies have to be looked at one by one.
+    """
+
+    sound: Any
+    value: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replies:
     """The replies of some clients of the cohort, stacked along the first axis.
@@ -75,6 +85,7 @@ class Replies:
     injected  the faults that were injected, by client
     forgot    the clients that report that they have lost their state and started afresh
     sound     whether it is known already that every number is finite
+    mean      the mean of these replies, if the engine was asked for it; they are then all replies of the round
     """
 
     clients: tuple[int, ...] = ()
@@ -86,13 +97,19 @@ class Replies:
     injected: Mapping[int, str] = field(default_factory=dict)
     forgot: tuple[int, ...] = ()
     sound: bool = False
+    mean: Averaged | None = None
 
     def split(self, count: int) -> tuple[Replies, Replies]:
         """Split into the first `count` replies and the others."""
         if count >= len(self.clients):
-            return self, replace(self, clients=(), reply=None)
+            return self, Replies()
         first, rest = (
-            replace(self, clients=self.clients[part], reply=jax.tree.map(operator.itemgetter(part), self.reply))
+            replace(
+                self,
+                clients=self.clients[part],
+                reply=jax.tree.map(operator.itemgetter(part), self.reply),
+                mean=None,
+            )
             for part in (slice(count), slice(count, None))
         )
         return first, rest

@@ -47,6 +47,20 @@ class FusedSettings:
 
 
 @settings
+class AutoSettings:
+    """Fused for small problems, if nothing in the run needs single rounds, and else the simulation."""
+
+    over: Annotated[
+        Over | None, about("vmap (clients batched) or map (in turn); default: what suits the problem")
+    ] = None
+    memory_limit: Annotated[Count, about("MiB for the data of clients, as the chosen engine has it")] = 1024
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The simulation, for whoever has single rounds; a run chooses."""
+        return Simulation(problem, clients, over=self.over, memory_limit=self.memory_limit)
+
+
+@settings
 class LoopSettings:
     """One client at a time, for debugging and for problems that JAX cannot trace."""
 
@@ -89,6 +103,12 @@ class RaySettings:
 ENGINES: Names[type[Any]] = Names(
     "engines",
     "federation.engine.name",
-    {"simulation": SimulationSettings, "fused": FusedSettings, "loop": LoopSettings, "ray": RaySettings},
+    {
+        "simulation": SimulationSettings,
+        "fused": FusedSettings,
+        "auto": AutoSettings,
+        "loop": LoopSettings,
+        "ray": RaySettings,
+    },
     needs=("build",),
 )

@@ -19,7 +19,7 @@ from ..data import Clients
 from ..errors import SettingsError
 from ..oracle import Arrays
 from ..problem import BilevelProblem, Over
-from ._base import Capabilities
+from ._base import Capabilities, Reduce
 from ._call import Call
 from ._replies import Replies
 from ._work import need_traceable, pad
@@ -69,6 +69,9 @@ class Fused:
 
     def replies(self, call: Call) -> Iterator[Replies]:
         return self._rounds.replies(call)
+
+    def average(self, call: Call, weights: np.ndarray, reduce: Reduce) -> Replies | None:
+        return self._rounds.average(call, weights, reduce)
 
     def close(self) -> None:
         self.__dict__.pop("data", None)

@@ -11,6 +11,7 @@ samples for the clients on its own devices. Replies are gathered, so that every 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -25,14 +26,17 @@ from ..oracle import Arrays, Kept
 from ..own import own_part
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
-from ._base import Capabilities
+from ._base import Capabilities, Reduce
 from ._call import Call
-from ._replies import Replies
+from ._draws import Draws
+from ._placed import Placed
+from ._replies import Averaged, Replies
 from ._states import ClientStates
-from ._work import need_traceable, pad, perform, prepare, recalled, recalls
+from ._work import need_traceable, pad, perform, recalled, recalls
 
 PyTree = Any
 MIB = 2**20
+SMALL = 2**20  # clients with less to do, as a number of rows times parameters, work on one device
 
 
 class Resident(NamedTuple):
@@ -50,7 +54,8 @@ class Simulation:
                     the problem's choice)
     memory_limit    MiB for a cohort's data, its features and a program's work on them; a cohort that needs more is
                     cut into chunks. The clients' states have the same limit, and are moved to files beyond it
-    devices         the number of devices to spread clients over (default: all that JAX sees, of all processes)
+    devices         the number of devices to spread clients over (default: all that JAX sees, of all processes; one
+                    if the clients have so little to do that devices would mostly wait for each other)
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class Simulation:
                 f"devices = {devices} is wrong: {self._processes} processes have {len(available)} and use all of "
                 "them; remove it"
             )
+        if devices is None and self._processes == 1 and self._is_small():
+            devices = 1
         self._mesh = jax.make_mesh(
             (devices or len(available),), ("clients",), (AxisType.Auto,), devices=available[:devices]
         )
@@ -88,22 +95,37 @@ class Simulation:
         self._programs: dict[Any, Any] = {}
         self._kept: dict[bool, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
         self._held: dict[str, tuple[int, Array]] = {}
+        self._draws = Draws(problem, clients, spread=self._spread, send=self._send)
+        self._placed = Placed(self._everywhere)
         self._remember = self._compile(problem.remember)
         self._kept_bytes, self._work_bytes = self._estimate()
 
     def replies(self, call: Call) -> Iterator[Replies]:
         for chunk, asked in self._chunks(call.clients):
-            try:
-                reply = self._reply(call, chunk, asked)
-            except FedBilevelError:
-                raise
-            except Exception as error:
-                raise StepError(f"{call}: {type(error).__name__}: {error}") from error
+            with _told(call):
+                reply, _ = self._reply(call, chunk, asked)
             yield Replies(clients=asked, reply=reply if len(asked) == len(chunk) else _first(reply, len(asked)))
+
+    def average(self, call: Call, weights: np.ndarray, reduce: Reduce) -> Replies | None:
+        """All replies of a cohort that is one chunk, with their mean, which is taken in the same program."""
+        chunks = list(self._chunks(call.clients))
+        if len(chunks) != 1 or self._processes > 1:
+            return None
+        ((chunk, asked),) = chunks
+        full = weights if len(asked) == len(chunk) else np.pad(weights, (0, len(chunk) - len(asked)))
+        with _told(call):
+            reply, (sound, means) = self._reply(call, chunk, asked, (reduce, full))
+        if self._mesh.size > 1:
+            means = [self._placed.on_one_device(mean) for mean in means]
+        whole = reply if len(asked) == len(chunk) else _first(reply, len(asked))
+        mean = Averaged(sound, jax.tree.unflatten(jax.tree.structure(reply), means))
+        return Replies(clients=asked, reply=whole, mean=mean)
 
     def close(self) -> None:
         self._kept.clear()
         self._held.clear()
+        self._draws.clear()
+        self._placed.clear()
         self._states.clear()
 
     def load(self, chunk: tuple[int, ...]) -> Arrays:
@@ -117,19 +139,30 @@ class Simulation:
 
     def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any, Any]:
         """The values of the chunk's clients, the rows of their samples, and their kept states."""
-        capacity, here = self.clients.capacity, list(self._here(chunk))
-        rows = {name: np.asarray(each.values, np.float32)[here] for name, each in call.rows.items()}
-        draws = [prepare(call, self.problem, client, self.clients.size(client), capacity) for client in here]
-        asks = recalls(call, self.problem)  # once for the chunk, as most steps ask for nothing
-        kept = [recalled(call, self.problem, self._states, client, capacity) if asks else {} for client in here]
-        return self._spread((rows, _stack(draws), _stack(kept)))
+        here = self._here(chunk)
+        rows = {name: np.asarray(each.values, np.float32)[list(here)] for name, each in call.rows.items()}
+        kept: Any = {}
+        if recalls(call, self.problem):  # most steps ask for nothing
+            capacity = self.clients.capacity
+            kept = _stack([recalled(call, self.problem, self._states, client, capacity) for client in here])
+        return self._send(rows), self._draws.of(call, here), self._send(kept)
 
-    def compute(self, call: Call, rows: Any, draws: Any, kept: dict[str, Kept], data: Arrays, memory: Any) -> Any:
-        """Run the step's program, and return what clients send and what they keep.
+    def compute(
+        self,
+        call: Call,
+        rows: Any,
+        draws: Any,
+        kept: dict[str, Kept],
+        data: Arrays,
+        memory: Any,
+        mean: tuple[Reduce, np.ndarray] | None = None,
+    ) -> Any:
+        """Run the step's program, and return what clients send and what they keep, and if asked for the mean.
 
         Without a memory, the program itself embeds the data that it needs.
         """
-        program = (*call.program, memory is None)
+        reduce, weights = (None, None) if mean is None else mean
+        program = (*call.program, memory is None, reduce)
         if program not in self._programs:
 
             def step(shared: Any, each: Any) -> Any:
@@ -139,16 +172,26 @@ class Simulation:
                     memory = self.problem.remember(vectors["x"], data)
                 return perform(self.problem, call, vectors, arrays, rows, draws, kept, data, memory)
 
-            self._programs[program] = self._compile(step, gather=True)
-        shared = self._vectors(call), self._share(call.arrays)
-        return self._programs[program](shared, (rows, draws, kept, data, memory))
+            self._programs[program] = self._compile(step, gather=True, reduce=reduce)
+        shared, each = (self._vectors(call), self._share(call.arrays)), (rows, draws, kept, data, memory)
+        if weights is None:
+            return *self._programs[program](shared, each), None
+        return self._programs[program](shared, each, self._weights(weights))
 
-    def _reply(self, call: Call, chunk: tuple[int, ...], asked: tuple[int, ...]) -> Any:
+    def _reply(
+        self,
+        call: Call,
+        chunk: tuple[int, ...],
+        asked: tuple[int, ...],
+        mean: tuple[Reduce, np.ndarray] | None = None,
+    ) -> tuple[Any, Any]:
+        """What the clients of a chunk send, and their mean if it is asked for."""
         resident = self._resident(call, chunk)  # This comes first, so that it embeds while rows are drawn.
-        reply, own = self.compute(call, *self.draw(call, chunk), resident.data, resident.memory)
+        drawn = self.draw(call, chunk)
+        reply, own, mean = self.compute(call, *drawn, resident.data, resident.memory, mean)
         if own:
             self._keep(call, asked, own)
-        return reply
+        return reply, mean
 
     def _keep(self, call: Call, asked: tuple[int, ...], own: Any) -> None:
         """Store what the clients of a chunk keep."""
@@ -157,10 +200,11 @@ class Simulation:
             state = {name: tuple(leaf[i] for leaf in leaves) for name, leaves in host.items()}
             self._states.write(client, call.clock, state, call.settled)
 
-    def _compile(self, function: Any, gather: bool = False) -> Any:
+    def _compile(self, function: Any, gather: bool = False, reduce: Reduce | None = None) -> Any:
         """jit function(shared, each) over a leading client axis of `each`, spread over the devices.
 
         `shared` is on all devices. With `gather`, the result is for the server, so it is copied to every process.
+        With `reduce`, the program has the weights of clients as a further argument, and the mean as a result.
         """
 
         def batched(shared: PyTree, each: PyTree) -> PyTree:
@@ -168,12 +212,14 @@ class Simulation:
                 return jax.vmap(function, in_axes=(None, 0))(shared, each)
             return jax.lax.map(lambda one: function(shared, one), each)
 
-        if self._mesh.size == 1:
-            return jax.jit(batched)
-        everywhere, apart = self._everywhere.spec, self._apart.spec
-        spread = jax.shard_map(
-            batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
-        )
+        spread = batched
+        if self._mesh.size > 1:
+            everywhere, apart = self._everywhere.spec, self._apart.spec
+            spread = jax.shard_map(
+                batched, mesh=self._mesh, in_specs=(everywhere, apart), out_specs=apart, check_vma=False
+            )
+        if reduce is not None:
+            return jax.jit(lambda shared, each, weights: _with_mean(spread(shared, each), weights, reduce))
         if self._processes == 1:
             return jax.jit(spread)
         program = jax.jit(spread, out_shardings=self._everywhere if gather else self._apart)
@@ -241,21 +287,38 @@ class Simulation:
         """The rows of this process' clients, as parts of arrays over all devices."""
         if self._mesh.size == 1:
             return jax.tree.map(jnp.asarray, tree)
+        return self._send(tree)
+
+    def _send(self, tree: PyTree) -> PyTree:
+        """Like `_spread`, for what is used once. A single device is sent it with the call of the program."""
+        if not tree or self._mesh.size == 1:
+            return tree
         if self._processes == 1:
             return jax.device_put(tree, self._apart)
         return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._apart, a), tree)
 
     def _share(self, tree: PyTree) -> PyTree:
-        """Put values that every process has on all devices. Plain numbers are faster left to JAX."""
+        """Put values that every process has on all devices, unless they are there."""
         if self._processes > 1:
             return jax.tree.map(self._replicate, tree)
         if self._mesh.size == 1:
             return tree
-        return jax.tree.map(lambda a: jax.device_put(a, self._everywhere) if np.ndim(a) else a, tree)
+        return jax.tree.map(self._placed.everywhere, tree)
+
+    def _weights(self, weights: np.ndarray) -> Any:
+        """The weights of a chunk's clients, on the devices."""
+        return weights if self._mesh.size == 1 else self._placed.everywhere(weights)
 
     def _replicate(self, value: Any) -> Array:
         copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
+
+    def _is_small(self) -> bool:
+        """Whether all clients have little to do: few rows, times the parameters and the numbers of a row."""
+        one = jax.tree.leaves(tuple(self.clients.load(0)))
+        numbers = sum(np.size(leaf) // max(1, len(leaf)) for leaf in map(np.atleast_1d, map(np.asarray, one)))
+        rows = self.clients.count * sum(self.clients.capacity)
+        return rows * (self.problem.size_x + self.problem.size_y + numbers) < SMALL
 
     def _estimate(self) -> tuple[int, int]:
         """Estimate the bytes of a client: those that stay between steps, and those that a step takes in addition.
@@ -274,6 +337,22 @@ class Simulation:
         variables = own_part(self.problem)
         own = 0 if variables is None else variables.size(self.clients.capacity)
         return data + 2 * memory, data + 16 * 4 * (self.problem.size_x + self.problem.size_y + own)
+
+
+def _with_mean(out: Any, weights: Any, reduce: Reduce) -> Any:
+    reply, own = out
+    return reply, own, reduce(jax.tree.leaves(reply), weights)
+
+
+@contextmanager
+def _told(call: Call) -> Iterator[None]:
+    """Tell in which call an error of JAX or of a step occurred."""
+    try:
+        yield
+    except FedBilevelError:
+        raise
+    except Exception as error:
+        raise StepError(f"{call}: {type(error).__name__}: {error}") from error
 
 
 def _first(tree: Any, count: int) -> Any:

@@ -29,6 +29,7 @@ from ..rng import Root
 from ..runtime import peak_memory
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ..stepsizes import with_values
+from ._auto import EngineChoice
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
 from ._rehearsal import rehearsed_rounds
@@ -52,6 +53,7 @@ class Setup:
                    the data are in this process and no fault is injected: a client that fails there never recovers
     plan    the facts about the run that its folder needs
     title   the run in one line
+    chosen  the engine that was chosen, if the run left that open
     """
 
     task: Task
@@ -69,6 +71,7 @@ class Setup:
     strict_start: bool
     plan: Plan
     title: str
+    chosen: EngineChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class Course:
         self._states = setup.engine.capabilities.states
         self._probed = _probed_clients(setup)
         self._memory: Memory = {}
+        self._choose(setup.chosen)
+        self._fusible = setup.engine if isinstance(setup.engine, Fusible) else None
         self._blocks: Blocks | None = None  # what does several iterations at once, if the engine can
         self._before: Any = None  # the state before the last iteration, if it was done in this process
         self._set_ledger(Ledger())
@@ -227,24 +232,42 @@ class Course:
 
     def _proceed(self, most: int) -> None:
         """Do one outer iteration, or several at once if the engine can and nothing is due in between."""
-        rules = self.setup.evaluate
         self.fed.noted.clear()
-        if self._blocks is None and isinstance(self.setup.engine, Fusible):
-            self._blocks = blocks_of(self.setup.engine, self.algorithm, self.fed, self.state)
-        if self._blocks is not None:
+        if self._fusible is not None and self._proceed_in_blocks(self._fusible, most):
+            return
+        before = self.state
+        self.state = self.algorithm.step(self.fed, self.state)
+        self._before = before
+        self.iteration += 1
+
+    def _proceed_in_blocks(self, engine: Fusible, most: int) -> bool:
+        """Do several outer iterations at once; False if the next one has to be done round by round."""
+        rules = self.setup.evaluate
+        try:
+            if self._blocks is None:
+                self._blocks = blocks_of(engine, self.algorithm, self.fed, self.state)
             for every in (rules.every, rules.checkpoint_every):
                 most = min(most, every - self.iteration % every)
             most = self._budget.ahead(self.iteration, most, self._blocks.rounds_ahead)
             limit = self.setup.stop.iterations
             done = self._blocks.advance(self.state, most, None if limit is None else limit - self.iteration)
-            if done is not None:
-                self.state, self._before = done.state, done.before
-                self.iteration += done.iterations
-                return
-        before = self.state
-        self.state = self.algorithm.step(self.fed, self.state)
-        self._before = before
-        self.iteration += 1
+        except SettingsError as error:  # the method cannot be traced, which is known only now
+            if self.chosen is None:
+                raise
+            self._choose(self.chosen._replace(name="simulation", why=f"fused is not possible: {error}"))
+            self._fusible = self._blocks = None
+            return False
+        if done is None:
+            return False
+        self.state, self._before = done.state, done.before
+        self.iteration += done.iterations
+        return True
+
+    def _choose(self, chosen: EngineChoice | None) -> None:
+        """Note which engine was chosen, if that was left open."""
+        self.chosen = chosen
+        if chosen is not None:
+            self.notes["engine"] = str(chosen)
 
     def _progress(self) -> Progress:
         """What observers are told: the parameters are restored only if one of them asks."""
@@ -304,7 +327,9 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.automatics.values:
             figures["steps"] = self.automatics.to_mapping()
-        if advice := [text for kind, text in self.notes.items() if kind != "steps"]:
+        if self.chosen is not None:
+            figures["engine"] = self.chosen.to_mapping()
+        if advice := [text for kind, text in self.notes.items() if kind not in ("steps", "engine")]:
             figures["notes"] = advice
         if self.ended_early:
             figures["ended_by"] = "observer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,11 +25,16 @@ def rehearsed_rounds(algorithm: Algorithm, fed: Federation, state: Any) -> int |
     are, so that what it draws is what it would draw. No client computes, nothing is sent, and the books do not
     change. A method whose number of rounds depends on the values of replies may take another number.
     """
-    ledger = Ledger.from_mapping(fed.ledger.to_mapping())
-    before = ledger.rounds
+    calls = rehearsed_calls(algorithm, fed, state)
+    return None if calls is None else sum(call.kind is Kind.ROUND for call in calls)
+
+
+def rehearsed_calls(algorithm: Algorithm, fed: Federation, state: Any) -> list[Call] | None:
+    """The calls that an iteration from this state would make, as `rehearsed_rounds` finds them."""
+    ledger, engine = Ledger.from_mapping(fed.ledger.to_mapping()), _Zeros(fed.engine)
     with contextlib.suppress(Exception):  # a method that cannot bear zeros is not wrong
-        algorithm.step(Federation(_Zeros(fed.engine), seed=fed.seed, ledger=ledger), state)
-        return ledger.rounds - before
+        algorithm.step(Federation(engine, seed=fed.seed, ledger=ledger), state)
+        return engine.calls
     return None
 
 
@@ -38,6 +43,7 @@ class _Zeros:
     """An engine whose clients reply zeros. In a round the first client replies for all."""
 
     engine: Engine
+    calls: list[Call] = field(default_factory=list)
 
     @property
     def problem(self) -> BilevelProblem:
@@ -52,6 +58,7 @@ class _Zeros:
         return replace(self.engine.capabilities, states=None, link_faults=None)
 
     def replies(self, call: Call) -> Iterator[Replies]:
+        self.calls.append(call)
         who = call.clients if call.kind is Kind.LOCAL else call.clients[:1]
         shapes = expect(call, self.problem).fields
         made = {name: jnp.zeros((len(who), *shape), jnp.float32) for name, shape in shapes.items()}

@@ -16,7 +16,7 @@ from .._divergence import advice
 from .._fitting import check_fit
 from ..algorithms import ALGORITHMS, Algorithm
 from ..data import Clients, Part
-from ..engines import ENGINES, Engine, Fusible
+from ..engines import ENGINES, AutoSettings, Engine, Fusible
 from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
 from ..loggers import Logger, Logs, make_logger
@@ -36,6 +36,7 @@ from ..spec import (
     check_own,
     check_parts,
 )
+from ._auto import choose_engine
 from ._course import Course, Setup
 from ._evaluation import available
 from ._watching import Observer, Result
@@ -77,7 +78,8 @@ def train(
     stop            the budget: `{"rounds": 60}`, iterations, seconds, accuracy, or a value of any metric, as in
                     `{"metric": "auc", "at": 0.9}`
     engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
-                    of `federation`. An engine that is given as an object is not closed
+                    of `federation`. "auto" is "fused" for small problems if the run can be fused, and else
+                    "simulation"; the summary says which was chosen and why. An engine that is given as an object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
@@ -131,12 +133,20 @@ def train(
     with ExitStack() as stack:
         compilations = stack.enter_context(_counting_compilations())
         folder = None if out is None else stack.enter_context(closing(RunFolder(Path(out))))
-        if engine is None or isinstance(engine, str | Mapping):
-            base = stack.enter_context(closing(rules.build(problem, clients)))
-        else:
-            base = engine
-        if isinstance(base, Fusible):
+
+        def check() -> None:
             check_fusible(algorithm, problem, rules, liars, private, chaotic=faults is not None)
+
+        chosen = None
+        if not (engine is None or isinstance(engine, str | Mapping)):
+            base = engine
+        elif isinstance(rules.engine, AutoSettings):
+            base, chosen = choose_engine(rules, problem, clients, algorithm, check)
+            stack.enter_context(closing(base))
+        else:
+            base = stack.enter_context(closing(rules.build(problem, clients)))
+        if isinstance(base, Fusible):
+            check()
         name = None
         if private.mode is not None:
             own = [folder.file(BOOKS)] if folder is not None and resume else []
@@ -157,6 +167,7 @@ def train(
             strict_start=faults is None and base.capabilities.states is not None,
             plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
             title=f"{type(algorithm).__name__}, {clients.count} clients",
+            chosen=chosen,
         )
         if spec is not None:
             setup = dataclasses.replace(setup, plan=spec.plan, title=spec.title(clients.count))

@@ -1,6 +1,6 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
-from ._ahead import Calls, Moving, Rows, draw_ahead, moving_part, still_part, whole
+from ._ahead import Calls, Moving, Rows, draw_ahead, draw_still, moving_part, still_part, whole
 from ._loops import sgd, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, W, X, Y, present
 from ._samples import (
@@ -16,6 +16,7 @@ from ._samples import (
     Stream,
     draw,
     place_of,
+    steps_of,
 )
 from ._step import Step, Use, client_step, find_step
 
@@ -49,11 +50,13 @@ __all__ = [
     "client_step",
     "draw",
     "draw_ahead",
+    "draw_still",
     "find_step",
     "moving_part",
     "place_of",
     "present",
     "sgd",
+    "steps_of",
     "still_part",
     "svrg",
     "walk",

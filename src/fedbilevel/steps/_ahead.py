@@ -7,7 +7,7 @@ second part is drawn here. It is what `draw` draws, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +16,20 @@ import numpy as np
 
 from .. import rng
 from ..rng import Address, Kind, Root
-from ._samples import Chance, Chances, Descriptor, Draw, Epochs, Sample, Samples, Stream, draw, place_of, steps_of
+from ._samples import (
+    Chance,
+    Chances,
+    Descriptor,
+    Draw,
+    Epochs,
+    Sample,
+    Samples,
+    Stream,
+    draw,
+    place_of,
+    steps_of,
+    weights_of_rows,
+)
 
 
 class Moving(NamedTuple):
@@ -31,6 +44,15 @@ def still_part(drawn: Any) -> Any:
     if isinstance(drawn, Stream):
         return drawn._replace(draws=still_part(drawn.draws))
     return drawn._replace(index=None, chance=None)
+
+
+def draw_still(descriptor: Descriptor, client: int, rows: int, capacity: int) -> Any:
+    """The part of a client's draw that is the same in every call, without drawing the other part."""
+    own, longest = steps_of(descriptor, client, rows, capacity)
+    weight = None if descriptor.size is None else weights_of_rows(descriptor, descriptor.size, own, longest, rows)
+    if isinstance(descriptor, Sample):
+        return Draw(None, None if weight is None else weight[0])
+    return Stream(Draw(None, weight), np.arange(longest) < own)
 
 
 def moving_part(drawn: Any) -> Moving:
@@ -48,9 +70,9 @@ def whole(still: Any, moving: Moving, chances: Chances | None) -> Any:
 
 
 class Rows(NamedTuple):
-    """The number of rows of each registered client in one part, and the largest of these numbers."""
+    """The number of rows of clients in one part, by client, and the largest number of any registered client."""
 
-    sizes: np.ndarray
+    sizes: np.ndarray | Mapping[int, int]
     capacity: int
 
 
@@ -98,37 +120,39 @@ def _indices(
     assert size is not None
     keys = rng.keys(root, kind.value, places[:, None], name, clients).reshape(-1, 2)
     who = np.ravel(clients)
-    sizes = rows.sizes.tolist()
-    steps = [steps_of(descriptor, client, own, rows.capacity) for client, own in enumerate(sizes)]
-    made = np.zeros((len(who), steps[0][1], size), np.int32)
     alike: dict[tuple[int, int], list[int]] = {}
-    for client, own in enumerate(sizes):
-        alike.setdefault((own, steps[client][0]), []).append(client)
+    longest = 0
+    for client in np.unique(who).tolist():
+        own = int(rows.sizes[client])
+        taken, longest = steps_of(descriptor, client, own, rows.capacity)
+        alike.setdefault((own, taken), []).append(client)
+    made = np.zeros((len(who), longest, size), np.int32)
     for (count, taken), those in alike.items():
         chosen: Any = slice(None) if len(alike) == 1 else np.flatnonzero(np.isin(who, those))
         if isinstance(descriptor, Epochs):
-            orders = _permutations(keys[chosen], descriptor.epochs, count)
-            width = taken // descriptor.epochs * size
-            if width > count:  # the last minibatch of a pass is short
-                orders = np.pad(orders, ((0, 0), (0, 0), (0, width - count)))
+            width = taken // descriptor.epochs * size  # the last minibatch of a pass may be short
+            orders = _permutations(keys[chosen], descriptor.epochs, count, width)
             made[chosen, :taken] = orders.reshape(-1, taken, size)
         else:
             once = place_of(descriptor) is not None
-            orders = _permutations(keys[chosen], 1 if once else taken, count)[:, :, :size]
-            made[chosen, :taken, : orders.shape[2]] = orders
+            made[chosen, :taken] = _permutations(keys[chosen], 1 if once else taken, count, size)
     made = made.reshape(*clients.shape, *made.shape[1:])
     return made[:, :, 0] if isinstance(descriptor, Sample) else made
 
 
-def _permutations(keys: np.ndarray, count: int, rows: int) -> np.ndarray:
-    """For each key, the first permutations of so many rows that a generator draws there."""
-    start = np.empty((count, rows), np.int64)
+def _permutations(keys: np.ndarray, count: int, rows: int, width: int) -> np.ndarray:
+    """For each key, the first permutations of so many rows that a generator draws there.
+
+    Each is cut to a width, or filled up to it with zeros.
+    """
+    start, order = np.empty((count, rows), np.int64), np.empty((count, rows), np.int64)
     start[:] = np.arange(rows)
-    made, rekeyed = np.empty((len(keys), count, rows), np.int64), rng.Rekeyed()
-    turn, permuted = rekeyed.turn, rekeyed.generator.permuted
-    for first, second, orders in zip(keys[:, 0].tolist(), keys[:, 1].tolist(), made, strict=True):
+    made, rekeyed = np.zeros((len(keys), count, width), np.int32), rng.Rekeyed()
+    turn, permuted, cut = rekeyed.turn, rekeyed.generator.permuted, order[:, :width]
+    for first, second, into in zip(keys[:, 0].tolist(), keys[:, 1].tolist(), made[:, :, :rows], strict=True):
         turn((first, second))
-        permuted(start, axis=1, out=orders)
+        permuted(start, axis=1, out=order)
+        into[:] = cut
     return made
 
 
@@ -136,6 +160,6 @@ def _permutations(keys: np.ndarray, count: int, rows: int) -> np.ndarray:
 def _as_numpy() -> bool:
     """Whether NumPy still draws in the way that is taken for granted here. If not, it is asked for every draw."""
     seed, places = 2**40, np.arange(3)
-    made = _permutations(rng.keys(seed, "round", places, "u", 3), 2, 50)
+    made = _permutations(rng.keys(seed, "round", places, "u", 3), 2, 50, 50)
     generators = [rng.generator(seed, "round", int(place), "u", 3) for place in places]
     return np.array_equal(made, [[g.permutation(50) for _ in range(2)] for g in generators])

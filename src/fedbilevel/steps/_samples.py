@@ -157,17 +157,25 @@ def steps_of(descriptor: Descriptor, client: int, rows: int, capacity: int) -> t
     return count, count
 
 
+def weights_of_rows(descriptor: Descriptor, size: int, own: int, longest: int, rows: int) -> np.ndarray:
+    """The weights of the rows of a client's minibatches; the surplus minibatches and rows have weight zero."""
+    weight = np.zeros((longest, size), np.float32)
+    if isinstance(descriptor, Epochs):
+        weight[:own].reshape(descriptor.epochs, own // descriptor.epochs * size)[:, :rows] = 1.0
+    else:
+        weight[:own, : min(size, rows)] = 1.0
+    return weight
+
+
 def _rows(
     descriptor: Descriptor, size: int, generator: np.random.Generator, own: int, longest: int, rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The places and weights of minibatches; the surplus ones and the surplus rows have weight zero."""
-    index, weight = np.zeros((longest, size), np.int32), np.zeros((longest, size), np.float32)
+    """The places and weights of minibatches."""
+    index = np.zeros((longest, size), np.int32)
+    weight = weights_of_rows(descriptor, size, own, longest, rows)
     if isinstance(descriptor, Epochs):
-        passes = descriptor.epochs, own // descriptor.epochs * size
-        orders, counted = (a[:own].reshape(passes)[:, :rows] for a in (index, weight))
-        for order in orders:
+        for order in index[:own].reshape(descriptor.epochs, own // descriptor.epochs * size)[:, :rows]:
             order[:] = generator.permutation(rows)
-        counted[:] = 1.0
         return index, weight
     taken = min(size, rows)
     if place_of(descriptor) is None:
@@ -175,5 +183,4 @@ def _rows(
             index[step, :taken] = generator.permutation(rows)[:size]
     else:
         index[:own, :taken] = generator.permutation(rows)[:size]
-    weight[:own, :taken] = 1.0
     return index, weight
