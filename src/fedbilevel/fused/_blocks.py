@@ -380,7 +380,7 @@ class Blocks:
         return _iterations(self._root)
 
     def bytes_of_a_run(self) -> int:
-        """About how many bytes a run needs while it computes: its registers, and all values of the largest piece."""
+        """About how many bytes a run needs: its registers, and all values of the largest piece."""
         block = self.block(self.plan(1), 1, Books())
         return self.program.bytes_of_a_run(self.given(), (*self._leaves, *map(np.float32, self._own)), block)
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -229,9 +228,7 @@ class ManyBlocks:
         def whole(parts: list[Any], columns: int | None) -> np.ndarray:
             joined = np.concatenate(parts)
             if columns is not None and joined.shape[1] < columns:  # surplus tracks do what the last one does
-                joined = np.concatenate(
-                    [joined, np.repeat(joined[:, -1:], columns - joined.shape[1], 1)], axis=1
-                )
+                joined = np.concatenate([joined, np.repeat(joined[:, -1:], columns - joined.shape[1], 1)], axis=1)
             made = np.zeros((capacity, *joined.shape[1:]), joined.dtype)
             made[: len(joined)] = joined
             return made

@@ -224,7 +224,7 @@ class Program:
         return largest + sum(leaf.nbytes for leaf in jax.tree.leaves(start))
 
     def _traced_many(self, given: Given, before: Outcome, block: ManyBlock) -> Outcome:
-        """All runs do an instruction at once. What it is does not depend on the run, so no other one is computed."""
+        """All runs do an instruction at once. It does not depend on the run, so no other one is computed."""
 
         def spread(branch: Any) -> Any:
             def one(cohorts: Any, moving: Any, at: At, outcome: Outcome, banks: Any) -> Any:
@@ -235,8 +235,8 @@ class Program:
             return jax.vmap(runs, (0, 0, At(None, 0, 0, wanted), 0, 0))  # type: ignore[arg-type]
 
         branches = [
-            lambda at, carried, branch=spread(branch): branch(block.cohorts, block.moving, at, *carried)
-            for branch in self._branches
+            lambda at, carried, branch=branch: branch(block.cohorts, block.moving, at, *carried)
+            for branch in map(spread, self._branches)
         ]
 
         def body(number: Array, carried: Any) -> Any:
@@ -251,7 +251,9 @@ class Program:
 
     def _banks(self, *lead: int) -> dict[Form, Array]:
         """The registers at the start of a block, with leading axes if there are many runs."""
-        return {form: jnp.zeros((*lead, count, *form.shape), form.dtype) for form, count in self._registers.items()}
+        return {
+            form: jnp.zeros((*lead, count, *form.shape), form.dtype) for form, count in self._registers.items()
+        }
 
     def _start(self, state: tuple[Any, ...]) -> Any:
         notes = {name: jnp.zeros(form.shape, form.dtype) for name, form in self._notes.items()}
@@ -260,9 +262,7 @@ class Program:
     def _traced(self, given: Given, state: tuple[Any, ...], block: Block) -> Outcome:
         start = self._start(state)
         branches = [
-            lambda row, carried, branch=branch: branch(
-                given, block, At(row, row[COHORT], row[PLACE]), *carried
-            )
+            lambda row, carried, branch=branch: branch(given, block, At(row, row[COHORT], row[PLACE]), *carried)
             for branch in self._branches
         ]
 

@@ -2,8 +2,8 @@
 
 Every run has a `Course`, as if it were alone: its state, ledger, budget, records and folder. Only the outer
 iterations between two evaluations are done for all runs at once (`ManyBlocks`), and so are the probes of an
-evaluation. A run in which a reply is not finite does the iteration round by round, as it would alone, and ends with
-the same reason.
+evaluation. A run in which a reply is not finite does that iteration round by round, as it would alone, and so ends
+with the same reason.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def train_many(
     seeds      the seeds with which each of them is run
     engine     the engine `fused`, as an object, a name or a table. By default it is used where it can be, and
                runs that it refuses are run alone on the simulation. On another engine all runs are run alone
-    out        a folder for the run folders, which are named by the places of the setting and by the seed: 003-seed-1
+    out        a folder for the run folders; 003-seed-1 is that of the fourth setting with seed 1
     memory_limit   MiB for what the runs of one program compute; more runs are done one part after the other
     devices    the number of devices over which the runs are spread (default: all)
 
@@ -292,9 +292,7 @@ class _Many:
             results.append(made)
         return results
 
-    def _groups(
-        self, base: Any, jobs: Sequence[_Job]
-    ) -> Iterator[tuple[list[int], dict[int, Algorithm], Blocks]]:
+    def _groups(self, base: Any, jobs: Sequence[_Job]) -> Iterator[tuple[list[int], dict[int, Algorithm], Blocks]]:
         """The jobs that are in one program, each time with the program. They differ in numbers only."""
         alike: dict[Any, list[int]] = {}
         for number, job in enumerate(jobs):
@@ -352,6 +350,7 @@ class _Many:
         plan = plan_of(
             task, job.algorithm, self.rules, self.attack, self.privacy, self.evaluate, self.stop, job.seed
         )
+        title = f"{type(job.algorithm).__name__}, {count} clients"
         return Setup(
             task=task,
             algorithm=job.algorithm,
@@ -367,12 +366,10 @@ class _Many:
             books=(),
             strict_start=True,
             plan=plan if job.spec is None else job.spec.plan,
-            title=f"{type(job.algorithm).__name__}, {count} clients" if job.spec is None else job.spec.title(count),
+            title=title if job.spec is None else job.spec.title(count),
         )
 
-    def _together(
-        self, base: Any, jobs: Sequence[_Job], blocks: Blocks, compilations: list[int]
-    ) -> list[Result]:
+    def _together(self, base: Any, jobs: Sequence[_Job], blocks: Blocks, compilations: list[int]) -> list[Result]:
         """Do runs that are in one program, in parts that fit the memory."""
         found = jax.local_devices()
         many = ManyBlocks(blocks, found[: self.devices or len(found)])
@@ -569,7 +566,11 @@ class _Prepared:
     def replies(self, call: Call) -> Iterator[Replies]:
         if call.kind is Kind.PROBE and call.step is losses and self._told is not None:
             state, found = self._told
-            if call.arrays["x"] is state.x and call.arrays["y"] is state.y and len(call.clients) == len(found.upper):
+            if (
+                call.arrays["x"] is state.x
+                and call.arrays["y"] is state.y
+                and len(call.clients) == len(found.upper)
+            ):
                 yield Replies(clients=call.clients, reply=found)
                 return
         yield from self._base.replies(call)
