@@ -44,7 +44,7 @@ from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
-from .run import Observer, Progress, Result, SavedRun, load_run, run, train
+from .run import Observer, Progress, Result, SavedRun, load_run, run, train, train_many
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -185,5 +185,6 @@ __all__ = [
     "stacked",
     "svrg",
     "train",
+    "train_many",
     "walk",
 ]

@@ -42,9 +42,13 @@ class FedBilevelWarning(UserWarning):
 
 
 class FedBilevelError(Exception):
-    """The base of all errors that this library raises on purpose; `exit_code` is the command line's."""
+    """The base of all errors that this library raises on purpose; `exit_code` is the command line's.
+
+    `result` is the `Result` so far, if the error ended a run of `train`.
+    """
 
     exit_code = 1
+    result: Any = None
 
 
 class SettingsError(FedBilevelError):

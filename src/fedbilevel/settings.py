@@ -6,6 +6,7 @@ dataclass. Its fields are its settings, and each has its description beside it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import difflib
@@ -25,6 +26,7 @@ from .names import PYTHON, Names, address_of, lacking, locate, users_code
 from .stepsizes import WORD, Automatic
 
 T = TypeVar("T")
+S = TypeVar("S")
 PLAIN = (bool, int, float, list, tuple, datetime.date, datetime.time)  # TOML values other than strings and tables
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -158,6 +160,48 @@ def to_mapping(value: Any, changed: bool = False) -> dict[str, Any]:
             made[field.name] = list(own) if isinstance(own, tuple) else own
         else:
             made[field.name] = {"name": PYTHON, "class": address_of(type(own))}
+    return made
+
+
+def numbers_of(value: Any) -> dict[str, float]:
+    """The settings of an object that are numbers with a point, by name; those of settings within it have a dot.
+
+    Of an object whose settings are not known, there are none.
+    """
+    if not dataclasses.is_dataclass(value):
+        return {}
+    found: dict[str, float] = {}
+    for field in dataclasses.fields(value):
+        own = getattr(value, field.name)
+        if isinstance(own, float):
+            found[field.name] = own
+        elif is_settings(type(own)):
+            found |= {f"{field.name}.{name}": number for name, number in numbers_of(own).items()}
+        elif isinstance(own, dict) and field.name == getattr(type(value), "rest", None):
+            found |= {name: number for name, number in own.items() if isinstance(number, float)}
+    return found
+
+
+def with_numbers(value: S, numbers: Mapping[str, Any]) -> S:
+    """The object with other values of some of its `numbers_of`. They are not checked, so they may be traced."""
+    if not numbers:
+        return value
+    made = copy.copy(value)
+    for name, field in type(value).__dict__.items():
+        if isinstance(field, functools.cached_property):
+            made.__dict__.pop(name, None)  # it was made of the earlier values
+    inner: dict[str, dict[str, Any]] = {}
+    rest: str | None = getattr(type(value), "rest", None)
+    for name, number in numbers.items():
+        first, dot, others = name.partition(".")
+        if dot:
+            inner.setdefault(first, {})[others] = number
+        elif rest is not None and name in getattr(made, rest):
+            object.__setattr__(made, rest, {**getattr(made, rest), name: number})
+        else:
+            object.__setattr__(made, name, number)
+    for name, own in inner.items():
+        object.__setattr__(made, name, with_numbers(getattr(made, name), own))
     return made
 
 

@@ -129,7 +129,8 @@ class AggITD(LowerWork, ImplicitHypergradient):
 
         By default Q is drawn at random. The clients hold y^N afterwards.
         """
-        s, p = self.lower_part(fed, ServerState(y, y, before=y), Q)  # x is held, and not read again
+        start = ServerState(y, y, before=y if self.momentum_y else None)  # x is held, and not read again
+        s, p = self.lower_part(fed, start, Q)
         return s.y, p
 
     def solve(self, fed: Federation, y: Array, start: Array) -> Array:

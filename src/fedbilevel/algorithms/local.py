@@ -237,13 +237,13 @@ class LowerWork(LocalWork):
 
     def landed(self, fed: Federation, mean: Array, y: Array, before: Array | None) -> Array:
         """y^{t+1} from the mean of the clients' y_i: that mean + momentum (y^t - y^{t-1}), in the feasible set."""
-        if self.momentum_y and before is not None:
+        if before is not None:
             mean = mean + self.momentum_y * (y - before)
         return regions(fed).y.nearest(mean)
 
     def arrived(self, s: S, y: Array) -> S:
         """The state after a lower round that led to y."""
-        return s._replace(y=y, before=s.y) if isinstance(s, ServerState) and self.momentum_y else s._replace(y=y)
+        return s._replace(y=y) if before(s) is None else s._replace(y=y, before=s.y)
 
 
 @settings

@@ -166,7 +166,8 @@ def _make(table: Mapping[str, Callable[..., Any]], name: Any, arguments: Mapping
         if key not in known:
             raise SettingsError(f"{where}.{key} is not an argument of {name}; {suggestion(key, [*known])}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key == "learning_rate" and not (isinstance(value, Mapping) or (number and 0 < value < float("inf"))):
+        allowed = isinstance(value, Mapping | jax.core.Tracer) or (number and 0 < value < float("inf"))
+        if key == "learning_rate" and not allowed:
             raise SettingsError(
                 f"{where}.{key} = {shown(value)} is wrong: use a number above zero, or the table of a schedule"
             )

@@ -70,14 +70,24 @@ def tune_command(
     mode: Annotated[
         str | None, typer.Option(help="max or min: which values are better; default: min for losses and errors.")
     ] = None,
+    search: Annotated[
+        str, typer.Option(help="grid; halving: short runs, then longer ones of the best third; optuna (an extra).")
+    ] = "grid",
+    sampler: Annotated[str, typer.Option(help="With optuna: tpe, random or cmaes.")] = "tpe",
+    trials: Annotated[int, typer.Option(min=1, help="With optuna: the points that are tried.")] = 50,
 ) -> None:
-    """Run a grid of settings and write the best as a spec."""
-    if mode not in (None, "max", "min"):
-        raise SettingsError(f"--mode {mode} is wrong: use max or min")
-    chosen: Any = {"metric": metric, "mode": mode}
+    """Search settings and write the best as a spec. With optuna an axis can be a range: KEY=0.01..0.5."""
+    for option, value, known in (
+        ("--mode", mode, (None, "max", "min")),
+        ("--search", search, ("grid", "halving", "optuna")),
+        ("--sampler", sampler, ("tpe", "random", "cmaes")),
+    ):
+        if value not in known:
+            raise SettingsError(f"{option} {value} is wrong: use {' or '.join(k for k in known if k)}")
+    chosen: Any = {"metric": metric, "mode": mode, "search": search, "sampler": sampler, "trials": trials}
     with storing(folder):
         rows = tune(spec, sets or [], grid, seeds=seeds, out=folder, jobs=jobs, console=err, **chosen)
-    out.print(study_table("Grid, best first", rows))
+    out.print(study_table("Settings, best first", rows))
     say(f"best settings: {folder / 'best.toml'}")
 
 

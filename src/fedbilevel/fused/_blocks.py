@@ -22,7 +22,7 @@ from ..engines import Fusible
 from ..errors import FedBilevelError, StepError
 from ..federation import Federation, drawn_clients
 from ..rng import Address, Kind
-from ..settings import is_settings
+from ..settings import is_settings, numbers_of, with_numbers
 from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
 from ._books import Books, Entry, entries, holding, ledger_at
 from ._program import COHORT, PLACE, Block, Given, Program, group_of
@@ -107,19 +107,27 @@ def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> B
 
 
 class Blocks:
-    """Runs outer iterations of a method in blocks."""
+    """Runs outer iterations of a method in blocks.
 
-    def __init__(self, engine: Any, algorithm: Any, fed: Federation, state: Any) -> None:
-        self._algorithm, self._fed, self._engine = algorithm, fed, engine
+    The numbers of the method that `names` has are values of the program, and the others are part of it. Values
+    are in the program's state, where no iteration changes them.
+    """
+
+    def __init__(
+        self, engine: Any, algorithm: Any, fed: Federation, state: Any, names: Sequence[str] = ()
+    ) -> None:
+        self._algorithm, self._fed, self._engine, self.names = algorithm, fed, engine, tuple(names)
         leaves, tree = jax.tree.flatten(state)
         self._tree: Any = tree
         self._leaves = [jnp.asarray(leaf) for leaf in leaves]
         self._forms = [Form(leaf.shape, leaf.dtype) for leaf in self._leaves]
+        self._own = [numbers_of(algorithm)[name] for name in names]
         self._count, problem = engine.clients.count, engine.problem
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
         # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
         small = size < SMALL and problem.chances is None if engine.single is None else engine.single
-        self._program = Program(problem, engine.over, self._forms, small=small)
+        held = [*self._forms, *(Form((), np.dtype(np.float32)) for _ in names)]
+        self.program = Program(problem, engine.over, held, small=small)
         self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
         sizes = [engine.clients.size(client) for client in range(self._count)]
         capacity = engine.clients.capacity
@@ -159,7 +167,7 @@ class Blocks:
         ledger = self._fed.ledger
         if self._apart == 0 and not (ledger.conduct.strikes or ledger.conduct.until or ledger.silent):
             if self._given is None:  # the choices of the next iterations are made known to the first program
-                self._plan(AHEAD if left is None else min(AHEAD, left))
+                self.plan(AHEAD if left is None else min(AHEAD, left))
             done = self._together(state, iterations)
             if done is not None:
                 return done
@@ -168,16 +176,16 @@ class Blocks:
 
     def _together(self, state: Any, iterations: int) -> Done | None:
         ledger = self._fed.ledger
-        planned = self._plan(iterations)
+        planned = self.plan(iterations)
         start = time.perf_counter()
         books = Books()
         leaves: Any = tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(state))
         sound, outcome = [], None
-        size = self._part(len(planned))
+        size = self.part(len(planned), LONGEST, DRAWS)
         try:
             for first in range(0, len(planned), size):
-                block = self._block(planned[first : first + size], size, books)
-                outcome = self._program.run(self._clients(), leaves, block)
+                block = self.block(planned[first : first + size], size, books)
+                outcome = self.program.run(self.given(), leaves, block)
                 leaves = outcome.state
                 sound.append(outcome.sound)
             well = all(map(bool, sound))
@@ -195,7 +203,7 @@ class Blocks:
         new, before = (jax.tree.unflatten(self._tree, part) for part in (outcome.state, outcome.before))
         return Done(new, before, len(planned))
 
-    def _plan(self, iterations: int) -> list[Planned]:
+    def plan(self, iterations: int) -> list[Planned]:
         """The next iterations, each with what it needs."""
         rounds, local = self._fed.ledger.rounds, self._fed.ledger.local
         planned = []
@@ -237,8 +245,8 @@ class Blocks:
         fed = self._fed.elsewhere(opaque, lambda call: Taken(opaque), ledger_at(rounds, local))
         traced, notes = self._traced(Watched(fed, watch), watch)
         tape = make_tape(traced, watch.nodes, notes)
-        code = self._program.add(tape)
-        if self._program.branches > PIECES:
+        code = self.program.add(tape)
+        if self.program.branches > PIECES:
             raise unfit(
                 "its rounds differ in so many ways, perhaps in values that the server draws, that a program would "
                 f"have over {PIECES} pieces"
@@ -272,24 +280,25 @@ class Blocks:
         return self._memories[count]
 
     def _traced(self, fed: Watched, watch: Watch) -> tuple[Any, tuple[str, ...]]:
-        names: list[str] = []
+        noted: list[str] = []
 
-        def step(*leaves: Any) -> Any:
-            after = self._algorithm.step(fed, jax.tree.unflatten(self._tree, leaves))
-            new, tree = jax.tree.flatten(after)
+        def step(*values: Any) -> Any:
+            leaves, own = values[: len(self._forms)], values[len(self._forms) :]
+            method = with_numbers(self._algorithm, dict(zip(self.names, own, strict=True)))
+            new, tree = jax.tree.flatten(method.step(fed, jax.tree.unflatten(self._tree, leaves)))
             new = [jnp.asarray(leaf) for leaf in new]
             if tree != self._tree or [Form(a.shape, a.dtype) for a in new] != self._forms:
                 raise unfit("its state changes its structure or its shapes in an iteration")
-            names.extend(fed.noted)
-            return *new, *(jnp.asarray(note) for note in fed.noted.values())
+            noted.extend(fed.noted)
+            return *new, *own, *(jnp.asarray(note) for note in fed.noted.values())
 
         try:
-            traced = jax.make_jaxpr(step)(*self._leaves)
+            traced = jax.make_jaxpr(step)(*self._leaves, *self._own)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             first = str(error).splitlines()[0]
             raise unfit(f"it looks at values within an iteration ({first})") from None
         watch.check()
-        return traced, tuple(names)
+        return traced, tuple(noted)
 
     def _samples(self, tape: Tape) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Sampled]]]:
         """What the rounds of a tape draw, by the group of rounds that draw alike."""
@@ -324,7 +333,7 @@ class Blocks:
             self._given = None
         return moves
 
-    def _clients(self) -> Given:
+    def given(self) -> Given:
         if self._given is None:
             still = jax.tree.map(jnp.asarray, self._still)
             self._given = Given(self._engine.data, jnp.asarray(self._weights), still)
@@ -338,10 +347,14 @@ class Blocks:
         for what, count in needs.items():
             self._most[what] = max(self._most[what], count)
 
-    def _part(self, iterations: int) -> int:
-        """How many iterations a part of a block has: a power of four that fits the limits."""
+    def part(self, iterations: int, longest: int, limit: int) -> int:
+        """How many iterations a part of a block has: a power of four that fits the limits.
+
+        longest   at most about so many iterations
+        limit     at most so many bytes of drawn rows
+        """
         each = 0
-        for recorded in self._known(self._root):
+        for recorded in self.known():
             own = 0
             for arguments in recorded.sampled.values():
                 for sampled in arguments.values():
@@ -349,18 +362,31 @@ class Blocks:
                     own += clients * self._most["bytes", descriptor_key(sampled.descriptor)]
             each = max(each, own)
         size = 1
-        while size < min(iterations, LONGEST) and 4 * size * each <= DRAWS:
+        while size < min(iterations, longest) and 4 * size * each <= limit:
             size *= 4
         return size
 
-    def _known(self, node: Any) -> list[Recorded]:
-        if isinstance(node, Fork):
-            return [each for way in node.ways.values() for each in self._known(way)]
-        return [] if node is None else [node]
+    @property
+    def begun(self) -> bool:
+        """Whether a program was run, for which choices had to be made known."""
+        return self._given is not None
 
-    def _block(self, planned: Sequence[Planned], size: int, books: Books) -> Block:
+    def state_of(self, leaves: Sequence[Any]) -> Any:
+        """The state that has these leaves."""
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def known(self) -> list[Recorded]:
+        """The iterations that were traced."""
+        return _iterations(self._root)
+
+    def bytes_of_a_run(self) -> int:
+        """About how many bytes a run needs: its registers, and all values of the largest piece."""
+        block = self.block(self.plan(1), 1, Books())
+        return self.program.bytes_of_a_run(self.given(), (*self._leaves, *map(np.float32, self._own)), block)
+
+    def block(self, planned: Sequence[Planned], size: int, books: Any) -> Block:
         """The instructions of some iterations, and everything that is drawn for them."""
-        code = np.zeros((size * self._most["code"], self._program.longest), np.int32)
+        code = np.zeros((size * self._most["code"], self.program.longest), np.int32)
         cohorts: dict[int, list[np.ndarray]] = {}
         calls: dict[tuple[str, str], tuple[Descriptor, Kind, list[Any], list[Any]]] = {}
         everyone = np.arange(self._count)
@@ -432,6 +458,12 @@ class Blocks:
                 node.ways[_key(result)] = recorded
             else:
                 node = node.ways.setdefault(_key(result), Fork(following[0], {}))
+
+
+def _iterations(node: Any) -> list[Recorded]:
+    if isinstance(node, Fork):
+        return [each for way in node.ways.values() for each in _iterations(way)]
+    return [] if node is None else [node]
 
 
 def _key(result: Any) -> Any:

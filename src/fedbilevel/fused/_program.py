@@ -6,6 +6,7 @@ of the block was finite is an output.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from ..aggregate import finite_mean
 from ..engines import perform
@@ -58,12 +62,47 @@ class Outcome(NamedTuple):
     before   the state before the last iteration
     notes    what was noted in the last iteration
     sound    whether every reply was finite
+    count    how many iterations ended while every reply was finite
     """
 
     state: tuple[Array, ...]
     before: tuple[Array, ...]
     notes: dict[str, Array]
     sound: Array
+    count: Array
+
+
+class ManyBlock(NamedTuple):
+    """The instructions of a block of many runs, and what is drawn for it.
+
+    Runs with the same seed have the same instructions and draws: they are on one track. An instruction is done by
+    the tracks that `wanted` names. If they all do every instruction, `wanted` is None.
+
+    length   the number of instructions; the arrays may be longer
+    code     the instructions; cohorts and places in it are not used
+    places   for each instruction and track, its cohort and its place in the stack of its draws
+    cohorts  the clients of every cohort, by track
+    moving   the rows that are drawn, by track
+    """
+
+    length: Any
+    code: Any
+    places: Any
+    wanted: Any
+    cohorts: dict[int, Any]
+    moving: dict[str, Any]
+
+
+class At(NamedTuple):
+    """An instruction as it is done: its row of the code, the place of its cohort and of its draws.
+
+    wanted   whether it is done at all; None: it is
+    """
+
+    row: Array
+    cohort: Array
+    place: Array
+    wanted: Array | None = None
 
 
 def group_of(node: Round) -> str | None:
@@ -86,6 +125,7 @@ class Program:
         self._notes: dict[str, Form] = {}
         self._compiled: dict[Any, Any] = {}  # by the shapes of what is given
         self.longest = 0
+        self.seconds = 0.0  # spent on compiling programs of many runs
 
     @property
     def branches(self) -> int:
@@ -130,16 +170,100 @@ class Program:
         if shapes not in self._compiled:
             traced, result = jax.make_jaxpr(self._traced, return_shape=True)(given, state, block)
             self._compiled[shapes] = compiled(traced, self._small), jax.tree.structure(result)
+        return self._called(shapes, leaves)
+
+    def start_many(self, state: tuple[Any, ...]) -> Outcome:
+        """The outcome of a block without iterations, from which the first part of a block begins."""
+        lead = state[0].shape[:2]
+        notes = {name: np.zeros((*lead, *form.shape), form.dtype) for name, form in self._notes.items()}
+        return Outcome(state, state, notes, np.ones(lead, bool), np.zeros(lead, np.int32))  # type: ignore[arg-type]
+
+    def run_many(self, given: Given, before: Outcome, block: ManyBlock, mesh: Mesh | None) -> Outcome:
+        """Run a part of a block of many runs.
+
+        All values of an outcome have two leading axes: tracks, and the runs of a track. A run in which a reply was
+        not finite stays as it was before that iteration. With a mesh, the runs are spread over its devices by the
+        axis that it is named after.
+        """
+        if mesh is not None:  # a program is compiled anew for values that lie elsewhere
+            before = jax.device_put(before, NamedSharding(mesh, _along(mesh)))
+        leaves = jax.tree.leaves((given, before, block))
+        shapes = block.wanted is None, mesh, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+        if shapes not in self._compiled:
+            function: Any = self._traced_many
+            if mesh is not None:
+                by_track = mesh.axis_names[0] == "tracks"
+                runs, places = _along(mesh), P(None, "tracks") if by_track else P()
+                tracks = P("tracks") if by_track else P()
+                spread = ManyBlock(P(), P(), places, places, tracks, tracks)  # type: ignore[arg-type]
+                function = jax.shard_map(
+                    function, mesh=mesh, in_specs=(P(), runs, spread), out_specs=runs, check_vma=False
+                )
+            start = time.perf_counter()
+            traced, result = jax.make_jaxpr(function, return_shape=True)(given, before, block)
+            self._compiled[shapes] = compiled(traced, self._small), jax.tree.structure(result)
+            first = self._called(shapes, leaves)  # it returns when the program is compiled, and before it has run
+            self.seconds += time.perf_counter() - start
+            return first
+        return self._called(shapes, leaves)
+
+    def _called(self, shapes: Any, leaves: list[Any]) -> Outcome:
         program, structure = self._compiled[shapes]
         made: Outcome = jax.tree.unflatten(structure, program(*leaves))
         return made
 
-    def _traced(self, given: Given, state: tuple[Any, ...], block: Block) -> Outcome:
-        banks = {form: jnp.zeros((count, *form.shape), form.dtype) for form, count in self._registers.items()}
-        notes = {name: jnp.zeros(form.shape, form.dtype) for name, form in self._notes.items()}
-        start = Outcome(state, state, notes, jnp.bool_(True)), banks
+    def bytes_of_a_run(self, given: Given, state: tuple[Any, ...], block: Block) -> int:
+        """About how many bytes a run needs: its registers, and all values of the largest branch."""
+        start = self._start(state)
+        row = jnp.zeros(self.longest, np.int32)
+        at = At(row, row[0], row[0])
+        largest = 0
+        for branch in self._branches:
+            traced = jax.make_jaxpr(lambda *carried, branch=branch: branch(given, block, at, *carried))(*start)
+            largest = max(largest, _bytes(traced.jaxpr))
+        return largest + sum(leaf.nbytes for leaf in jax.tree.leaves(start))
+
+    def _traced_many(self, given: Given, before: Outcome, block: ManyBlock) -> Outcome:
+        """All runs do an instruction at once. It does not depend on the run, so no other one is computed."""
+
+        def spread(branch: Any) -> Any:
+            def one(cohorts: Any, moving: Any, at: At, outcome: Outcome, banks: Any) -> Any:
+                return branch(given, Block(None, None, cohorts, moving), at, outcome, banks)
+
+            runs = jax.vmap(one, (None, None, None, 0, 0))
+            wanted = None if block.wanted is None else 0
+            return jax.vmap(runs, (0, 0, At(None, 0, 0, wanted), 0, 0))  # type: ignore[arg-type]
+
         branches = [
-            lambda row, carried, branch=branch: branch(given, block, row, *carried) for branch in self._branches
+            lambda at, carried, branch=branch: branch(block.cohorts, block.moving, at, *carried)
+            for branch in map(spread, self._branches)
+        ]
+
+        def body(number: Array, carried: Any) -> Any:
+            row, places = block.code[number], block.places[number]
+            wanted = None if block.wanted is None else block.wanted[number]
+            at = At(row, places[:, 0], places[:, 1], wanted)
+            return lax.switch(row[BRANCH], branches, at, carried)
+
+        start = before, self._banks(*before.sound.shape)
+        outcome: Outcome = lax.fori_loop(0, block.length, body, start)[0]
+        return outcome
+
+    def _banks(self, *lead: int) -> dict[Form, Array]:
+        """The registers at the start of a block, with leading axes if there are many runs."""
+        return {
+            form: jnp.zeros((*lead, count, *form.shape), form.dtype) for form, count in self._registers.items()
+        }
+
+    def _start(self, state: tuple[Any, ...]) -> Any:
+        notes = {name: jnp.zeros(form.shape, form.dtype) for name, form in self._notes.items()}
+        return Outcome(state, state, notes, jnp.bool_(True), jnp.int32(0)), self._banks()
+
+    def _traced(self, given: Given, state: tuple[Any, ...], block: Block) -> Outcome:
+        start = self._start(state)
+        branches = [
+            lambda row, carried, branch=branch: branch(given, block, At(row, row[COHORT], row[PLACE]), *carried)
+            for branch in self._branches
         ]
 
         def body(at: Array, carried: Any) -> Any:
@@ -149,26 +273,31 @@ class Program:
         outcome: Outcome = lax.fori_loop(0, block.length, body, start)[0]
         return outcome
 
-    def _begin(self, given: Given, block: Block, row: Array, outcome: Outcome, banks: Any) -> Any:
+    def _begin(self, given: Given, block: Block, at: At, outcome: Outcome, banks: Any) -> Any:
         banks = dict(banks)
-        for at, (form, leaf) in enumerate(zip(self._state, outcome.state, strict=True)):
-            banks[form] = _put(banks[form], leaf, row[REGISTERS + at])
-        return outcome._replace(before=outcome.state), banks
+        for number, (form, leaf) in enumerate(zip(self._state, outcome.state, strict=True)):
+            banks[form] = _put(banks[form], leaf, at.row[REGISTERS + number], at.wanted)
+        before = _chosen(at.wanted, outcome.state, outcome.before)
+        return outcome._replace(before=before), banks
 
     def _end(self, tape: Tape) -> Callable[..., Any]:
         """The branch that takes the new state and the notes from the registers."""
         leaves = len(self._state)
 
-        def branch(given: Given, block: Block, row: Array, outcome: Outcome, banks: Any) -> Any:
-            at, values = REGISTERS, []
+        def branch(given: Given, block: Block, at: At, outcome: Outcome, banks: Any) -> Any:
+            column, values = REGISTERS, []
             for result in tape.results:
                 if isinstance(result, Register):
-                    values.append(_take(banks[result.form], row[at]))
-                    at += 1
+                    values.append(_take(banks[result.form], at.row[column]))
+                    column += 1
                 else:
                     values.append(jnp.asarray(result))
+            # After a reply that is not finite, the state stays that of the last iteration before it.
+            good = outcome.sound if at.wanted is None else outcome.sound & at.wanted
             notes = outcome.notes | dict(zip(tape.notes, values[leaves:], strict=True))
-            return outcome._replace(state=tuple(values[:leaves]), notes=notes), banks
+            state, notes = _chosen(good, (tuple(values[:leaves]), notes), (outcome.state, outcome.notes))
+            count = outcome.count + good.astype(np.int32)
+            return outcome._replace(state=state, notes=notes, count=count), banks
 
         return branch
 
@@ -176,30 +305,31 @@ class Program:
         """The branch of a piece: read, let the clients work, compute at the server, write."""
         node = piece.node
 
-        def branch(given: Given, block: Block, row: Array, outcome: Outcome, banks: Any) -> Any:
-            read = [_take(banks[form], row[REGISTERS + at]) for at, form in enumerate(piece.inputs)]
+        def branch(given: Given, block: Block, at: At, outcome: Outcome, banks: Any) -> Any:
+            row = at.row
+            read = [_take(banks[form], row[REGISTERS + i]) for i, form in enumerate(piece.inputs)]
             made, sound = list[Any](), outcome.sound
             if node is not None:
                 sent = [read[value] if isinstance(value, int) else jnp.asarray(value) for value in piece.sent]
-                made, finite = self._work(node, given, block, row, sent)
-                sound = sound & finite
+                made, finite = self._work(node, given, block, at, sent)
+                sound = sound & (finite if at.wanted is None else jnp.where(at.wanted, finite, True))
             written = piece.server(*read, *made)
             banks, first = dict(banks), REGISTERS + len(piece.inputs)
-            for at, (form, value) in enumerate(zip(piece.outputs, written, strict=True)):
-                banks[form] = _put(banks[form], value, row[first + at])
+            for i, (form, value) in enumerate(zip(piece.outputs, written, strict=True)):
+                banks[form] = _put(banks[form], value, row[first + i], at.wanted)
             return outcome._replace(sound=sound), banks
 
         return branch
 
     def _work(
-        self, node: Round | Remember, given: Given, block: Block, row: Array, sent: list[Any]
+        self, node: Round | Remember, given: Given, block: Block, at: At, sent: list[Any]
     ) -> tuple[list[Any], Array]:
         """What the clients of a cohort return, and whether it is finite."""
 
         def own(tree: Any) -> Any:
             if node.cohort is None:
                 return tree
-            ids = block.cohorts[node.cohort.size][row[COHORT]]
+            ids = block.cohorts[node.cohort.size][at.cohort]
             return jax.tree.map(lambda a: a[ids], tree)
 
         data = own(given.data)
@@ -213,7 +343,7 @@ class Program:
             for wanted in ("held", "array", "rows")
         )
         memory = None if node.memory is None else jax.tree.unflatten(node.memory, sent[len(node.inputs) :])
-        draws = self._draws(node, own(given.still), block, row, chances)
+        draws = self._draws(node, own(given.still), block, at.place, chances)
 
         def one(shared: Any, each: Any) -> Any:
             vectors, arrays = shared
@@ -226,14 +356,16 @@ class Program:
         typed = jnp.bool_(all(a.dtype == jnp.float32 for a in leaves))
         return leaves if call.kind is Kind.LOCAL else means, finite & typed
 
-    def _draws(self, node: Round, still: Any, block: Block, row: Array, chances: Chances | None) -> dict[str, Any]:
+    def _draws(
+        self, node: Round, still: Any, block: Block, place: Array, chances: Chances | None
+    ) -> dict[str, Any]:
         group = group_of(node)
         moving = block.moving.get(group or "")
         drawn = {}
         for name, descriptor in node.call.samples.items():
             part = Moving(None, None)
             if moving is not None and name in moving:
-                part = jax.tree.map(lambda a: a[row[PLACE]], moving[name])
+                part = jax.tree.map(lambda a: a[place], moving[name])
             drawn[name] = whole(still[descriptor_key(descriptor)], part, chances)
         return drawn
 
@@ -243,10 +375,33 @@ class Program:
         return lax.map(lambda one: function(shared, one), each)
 
 
+def _along(mesh: Mesh) -> P:
+    """How the values of all runs are spread over the devices of a mesh."""
+    return P("tracks") if mesh.axis_names[0] == "tracks" else P(None, "runs")
+
+
+def _bytes(jaxpr: Jaxpr) -> int:
+    """The bytes of all values that a program computes, those of a loop once."""
+    made = 0
+    for equation in jaxpr.eqns:
+        made += sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, ClosedJaxpr | Jaxpr):
+                    made += _bytes(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
+    return made
+
+
 def _take(bank: Array, number: Array) -> Array:
     return bank[0] if bank.shape[0] == 1 else lax.dynamic_index_in_dim(bank, number, keepdims=False)
 
 
-def _put(bank: Array, value: Any, number: Array) -> Array:
+def _put(bank: Array, value: Any, number: Array, wanted: Array | None) -> Array:
     value = jnp.asarray(value, bank.dtype)
+    if wanted is not None:
+        value = jnp.where(wanted, value, _take(bank, number))
     return value[None] if bank.shape[0] == 1 else lax.dynamic_update_index_in_dim(bank, value, number, 0)
+
+
+def _chosen(which: Array | None, new: Any, old: Any) -> Any:
+    return new if which is None else jax.tree.map(lambda a, b: jnp.where(which, a, b), new, old)

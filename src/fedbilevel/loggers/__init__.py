@@ -12,7 +12,7 @@ from ..errors import SettingsError
 from ..names import PYTHON, Names
 from ..settings import choose
 from ._base import Log, LoggedRun, Logger, scalars
-from ._guard import Logs
+from ._guard import Logs, messages
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
 from .wandb import WandB
@@ -48,5 +48,6 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "make_logger",
+    "messages",
     "scalars",
 ]

@@ -1,5 +1,6 @@
 """Runs: `train` takes objects, `run` takes a spec, and both use the same loop."""
 
+from ._many import run_many, train_many
 from ._saved import SavedRun, Status, load_run
 from ._train import OnDivergence, metrics_of, run, train
 from ._watching import Observer, Progress, Result
@@ -14,5 +15,7 @@ __all__ = [
     "load_run",
     "metrics_of",
     "run",
+    "run_many",
     "train",
+    "train_many",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,18 +89,27 @@ class _Good:
 class Course:
     """The course of a run: its state, its place in the budget, and its records."""
 
-    def __init__(self, setup: Setup, folder: RunFolder | None, compilations: list[int], logs: Logs) -> None:
-        self.setup, self.folder, self._logs = setup, folder, logs
+    def __init__(
+        self,
+        setup: Setup,
+        folder: RunFolder | None,
+        compilations: list[int],
+        logs: Logs,
+        costs: Callable[[Federation, int], Iterable[int]] | None = None,
+    ) -> None:
+        """`costs(fed, n)` gives the rounds of each of the next n iterations, if that is known."""
+        self.setup, self.folder, self._logs, self._costs = setup, folder, logs, costs
         self.algorithm, self.automatics = setup.algorithm, Automatics.of(setup.algorithm)
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
         self.ended_early, self.notes = False, dict[str, str]()
+        self.summary: dict[str, Any] = {}  # how the run ended
         self._remember = own_part(setup.task.problem) is not None
         private = setup.privacy.mode is not None
         self._accountant = Accountant(setup.privacy, remember=self._remember) if private else None
         self._writes, self._compilations = folder is not None and processes.is_first(), compilations
         self._states = setup.engine.capabilities.states
-        self._probed = _probed_clients(setup)
+        self.probed = _probed_clients(setup)
         self._memory: Memory = {}
         self._choose(setup.chosen)
         self._fusible = setup.engine if isinstance(setup.engine, Fusible) else None
@@ -187,25 +196,65 @@ class Course:
 
     def advance(self, observers: Sequence[Observer]) -> None:
         """Do outer iterations until the budget is spent, or an observer ends the run."""
-        rules, budget, records = self.setup.evaluate, self._budget, self.records
-        if self.automatics.waiting and not budget.spent(self.iteration, records):
+        if self.automatics.waiting and not self.over:
             self._find_steps()
-        while not budget.spent(self.iteration, records):
+        while not self.over:
             before = self.state
             self._proceed(1 if observers else LONGEST)
             self._adjust_steps(before)
-            last = budget.spent(self.iteration, records)
-            if self.iteration % rules.every == 0 or last:
-                self._evaluate()
-                last = budget.spent(self.iteration, records)
-            if self.iteration % rules.checkpoint_every == 0 or last:
-                self._save()
+            last = self.look()
             if self._told_to_end(observers, self._progress()) and not last:
                 self.ended_early = True
-                if records[-1]["iteration"] != self.iteration:
+                if self.records[-1]["iteration"] != self.iteration:
                     self._evaluate()
                 self._save()
                 return
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self._budget.spent(self.iteration, self.records)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state is to be evaluated."""
+        return self.iteration % self.setup.evaluate.every == 0 or self.over
+
+    def look(self) -> bool:
+        """Evaluate the state and save it, where that is due; return whether the budget is spent."""
+        if self.is_due:
+            self._evaluate()
+        last = self.over
+        if self.iteration % self.setup.evaluate.checkpoint_every == 0 or last:
+            self._save()
+        return last
+
+    def until_due(self, most: int, costs: Callable[[int], Iterable[int]]) -> int:
+        """How many iterations can be done at once, because nothing is due in between.
+
+        most    at most so many
+        costs   costs(n) gives the rounds of each of the next n iterations
+        """
+        for every in (self.setup.evaluate.every, self.setup.evaluate.checkpoint_every):
+            most = min(most, every - self.iteration % every)
+        return self._budget.ahead(self.iteration, most, costs)
+
+    @property
+    def left(self) -> int | None:
+        """How many iterations are left, if the budget says so."""
+        limit = self.setup.stop.iterations
+        return None if limit is None else limit - self.iteration
+
+    def arrive(self, state: Any, before: Any, iterations: int) -> None:
+        """Take the state after some iterations, and the one before the last of them."""
+        self.state, self._before = state, before
+        self.iteration += iterations
+
+    def go_on_alone(self) -> None:
+        """Do one outer iteration, round by round."""
+        self.fed.noted.clear()
+        before = self.state
+        self.arrive(self.algorithm.step(self.fed, before), before, 1)
 
     def _find_steps(self) -> None:
         """Find the settings that are "auto". They are saved at once, so a run that is resumed measures no more."""
@@ -232,25 +281,16 @@ class Course:
 
     def _proceed(self, most: int) -> None:
         """Do one outer iteration, or several at once if the engine can and nothing is due in between."""
-        self.fed.noted.clear()
-        if self._fusible is not None and self._proceed_in_blocks(self._fusible, most):
-            return
-        before = self.state
-        self.state = self.algorithm.step(self.fed, self.state)
-        self._before = before
-        self.iteration += 1
+        if self._fusible is None or not self._proceed_in_blocks(self._fusible, most):
+            self.go_on_alone()
 
     def _proceed_in_blocks(self, engine: Fusible, most: int) -> bool:
         """Do several outer iterations at once; False if the next one has to be done round by round."""
-        rules = self.setup.evaluate
+        self.fed.noted.clear()
         try:
             if self._blocks is None:
                 self._blocks = blocks_of(engine, self.algorithm, self.fed, self.state)
-            for every in (rules.every, rules.checkpoint_every):
-                most = min(most, every - self.iteration % every)
-            most = self._budget.ahead(self.iteration, most, self._blocks.rounds_ahead)
-            limit = self.setup.stop.iterations
-            done = self._blocks.advance(self.state, most, None if limit is None else limit - self.iteration)
+            done = self._blocks.advance(self.state, self.until_due(most, self._blocks.rounds_ahead), self.left)
         except SettingsError as error:  # the method cannot be traced, which is known only now
             if self.chosen is None:
                 raise
@@ -259,8 +299,7 @@ class Course:
             return False
         if done is None:
             return False
-        self.state, self._before = done.state, done.before
-        self.iteration += done.iterations
+        self.arrive(done.state, done.before, done.iterations)
         return True
 
     def _choose(self, chosen: EngineChoice | None) -> None:
@@ -292,7 +331,7 @@ class Course:
         good, task, fed = self._good, self.setup.task, self.fed
         if own_part(task.problem) is not None:  # at its clock, clients have the own variables of the good state
             fed = self._federation(self.setup.federation.min_replies, Ledger.from_mapping(good.ledger))
-        L = largest_curvature(fed, good.state, self._probed, self.setup.seed)
+        L = largest_curvature(fed, good.state, self.probed, self.setup.seed)
         shared, moved = task.problem.size_x > 0, self.iteration > good.iteration
         return suspect(self.algorithm, error, L, moved, task.clients.count, shared)
 
@@ -339,6 +378,7 @@ class Course:
             self.folder.write_json("summary.json", summary)
             draw_curve(self.records, self.folder.file("curve.png"), self.setup.title, self.setup.evaluate.metric)
         self._logs.finish(summary)
+        self.summary = summary
         return summary
 
     def own(self) -> Mapping[int, Any] | None:
@@ -358,6 +398,8 @@ class Course:
 
     def _rehearse(self) -> int | None:
         """The rounds of the next outer iteration, counted without doing it."""
+        if self._costs is not None:
+            return next(iter(self._costs(self.fed, 1)))
         return rehearsed_rounds(self.algorithm, self.fed, self.state)
 
     def _federation(self, min_replies: int | float | None, ledger: Ledger | None = None) -> Federation:
@@ -404,7 +446,7 @@ class Course:
             self._accountant,
             self.state,
             self.iteration,
-            self._probed,
+            self.probed,
             training=setup.evaluate.train,
             figures={} if self._before is None else figures_of(self._before, self.state, self.fed),
         )

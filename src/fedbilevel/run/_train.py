@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from .. import processes
 from .._divergence import advice
@@ -102,16 +103,16 @@ def train(
     Everything is checked before the folder is made. With several processes (`fedbilevel.processes`) only the first
     reads and writes the folder, and all of them return the same result.
     """
-    rules = _section(FederationSettings, federation, "federation")
-    task = _measured(problem, clients, test, measure)._replace(measure_train=measure_train)
-    evaluation, budget = _section(EvaluateSettings, evaluate, "evaluate"), _section(StopSettings, stop, "stop")
-    private, liars = _section(Privacy, privacy, "privacy"), _section(AttackSettings, attack, "attack")
-    faults = None if chaos is None else _section(ChaosSettings, chaos, "chaos")
+    rules = section(FederationSettings, federation, "federation")
+    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train)
+    evaluation, budget = section(EvaluateSettings, evaluate, "evaluate"), section(StopSettings, stop, "stop")
+    private, liars = section(Privacy, privacy, "privacy"), section(AttackSettings, attack, "attack")
+    faults = None if chaos is None else section(ChaosSettings, chaos, "chaos")
     told = [make_logger(each) for each in loggers]
     if isinstance(engine, str | Mapping):
         rules = dataclasses.replace(rules, engine=choose(ENGINES, engine, "federation.engine"))
     if not (engine is None or isinstance(engine, str | Mapping)):
-        _check_engine(engine, problem, clients)
+        check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, evaluation, budget)
     check_feasible(algorithm, problem)
     check_own(algorithm, problem)
@@ -131,7 +132,7 @@ def train(
     if out is None and (resume or overwrite):
         raise SettingsError("resume and overwrite need a run folder; give out")
     with ExitStack() as stack:
-        compilations = stack.enter_context(_counting_compilations())
+        compilations = stack.enter_context(counting_compilations())
         folder = None if out is None else stack.enter_context(closing(RunFolder(Path(out))))
 
         def check() -> None:
@@ -165,7 +166,7 @@ def train(
             name=name,
             books=tuple(books),
             strict_start=faults is None and base.capabilities.states is not None,
-            plan=_plan(task, algorithm, rules, liars, private, evaluation, budget, seed),
+            plan=plan_of(task, algorithm, rules, liars, private, evaluation, budget, seed),
             title=f"{type(algorithm).__name__}, {clients.count} clients",
             chosen=chosen,
         )
@@ -175,11 +176,13 @@ def train(
         course = Course(setup, folder, compilations, logs)
         course.check_metrics()
         course.open(resume=resume, overwrite=overwrite, accept_change=accept_change)
-        _carry_out(course, observers, on_divergence)
-        summary = course.finish()
-        variables = course.own()  # before the engine is closed
-    x, y = problem.flat_x.restore(course.state.x), problem.flat_y.restore(course.state.y)
-    return Result(None if folder is None else folder.path, summary, course.records, x, y, variables)
+        try:
+            carry_out(course, observers, on_divergence)
+            course.finish()
+        except (Diverged, StepError, TooFewReplies) as error:
+            error.result = result_of(course)
+            raise
+        return result_of(course)
 
 
 def run(
@@ -202,7 +205,7 @@ def run(
 
     `task` and `engine` replace those that the spec would make; `chaos` injects faults into the engine's replies.
     """
-    made = _task(spec) if task is None else task
+    made = task_of(spec) if task is None else task
     return train(
         made.problem,
         spec.clients(made),
@@ -232,7 +235,7 @@ def run(
 
 def metrics_of(spec: Spec) -> list[str]:
     """The metrics that a run of this spec may have, from one measurement of its start."""
-    task = _task(spec)
+    task = task_of(spec)
     state = spec.algorithm.init(task.problem, task.clients.count)
     return available(task, spec.algorithm, spec.evaluate, spec.privacy, state)
 
@@ -252,37 +255,48 @@ def _private(files: Sequence[Path], lasting: bool, given: Secret | None) -> tupl
     return name, Secret(bytes.fromhex(key))
 
 
-def _carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
+def result_of(course: Course) -> Result:
+    """The result of a run that has ended, well or not. Its engine is still open."""
+    problem, folder = course.setup.task.problem, course.folder
+    x, y = (jnp.asarray(vector) for vector in (course.state.x, course.state.y))
+    x, y = problem.flat_x.restore(x), problem.flat_y.restore(y)
+    return Result(None if folder is None else folder.path, course.summary, course.records, x, y, course.own())
+
+
+def carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
     """Advance to the end. After an error, the results so far are kept with the reason why the run ended."""
     while True:
         try:
             course.advance(observers)
             return
         except Diverged as error:
-            found = None if error.at_start else course.blame(error)
-            # A value that the user has not chosen is corrected without being asked.
-            restart = on_divergence == "restart" or (
-                found is not None and found.setting in course.automatics.names
-            )
-            if restart and course.go_back(error, found):
-                continue
-            what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)
-            told = error.told(f"outer iteration {course.iteration or 1}: {error}{what}")
-            course.finish(failure=str(told))
-            raise told from None
+            turn_back(course, error, on_divergence)
         except (StepError, TooFewReplies) as error:
             course.finish(failure=str(error))
             raise
 
 
-def _section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S:
+def turn_back(course: Course, error: Diverged, on_divergence: OnDivergence) -> None:
+    """Return a run that diverged to its last good state, or end it and raise with what is to blame."""
+    found = None if error.at_start else course.blame(error)
+    # A value that the user has not chosen is corrected without being asked.
+    restart = on_divergence == "restart" or (found is not None and found.setting in course.automatics.names)
+    if restart and course.go_back(error, found):
+        return
+    what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)
+    told = error.told(f"outer iteration {course.iteration or 1}: {error}{what}")
+    course.finish(failure=str(told))
+    raise told from None
+
+
+def section(cls: type[S], given: S | Mapping[str, Any] | None, where: str) -> S:
     """The settings of a section: as given, from a mapping, or the defaults."""
     if given is None or isinstance(given, Mapping):
         return from_mapping(cls, given or {}, where)
     return given
 
 
-def _check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> None:
+def check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> None:
     """An engine that is given as an object has a problem and clients of its own, which have to be these."""
     sizes = [(p.size_x, p.size_y) for p in (engine.problem, problem)]
     counts = engine.clients.count, clients.count
@@ -293,7 +307,7 @@ def _check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> 
         )
 
 
-def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Measure | None) -> Task:
+def measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Measure | None) -> Task:
     """The problem and its clients, with all measurements at the server."""
     if test is None:
         return Task(problem, clients, measure or (lambda x, y: {}))
@@ -305,7 +319,7 @@ def _measured(problem: BilevelProblem, clients: Clients, test: Part | None, meas
     return own._replace(measure=lambda x, y: {**own.measure(x, y), **measure(x, y)})
 
 
-def _plan(
+def plan_of(
     task: Task,
     algorithm: Algorithm,
     federation: FederationSettings,
@@ -338,7 +352,7 @@ def _plan(
     return Plan(values(False), digest_of(values(True)), evaluate.every, values(True))
 
 
-def _task(spec: Spec) -> Task:
+def task_of(spec: Spec) -> Task:
     try:
         return spec.task()
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -352,7 +366,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _counting_compilations() -> Iterator[list[int]]:
+def counting_compilations() -> Iterator[list[int]]:
     """Count the programs that XLA compiles inside of the block."""
     count = [0]
 

@@ -25,6 +25,12 @@ class Result:
     y: Any
     own: Mapping[int, Any] | None = None
 
+    @property
+    def failure(self) -> str | None:
+        """Why the run did not reach its end, or None. `train` raises this, and `train_many` does not."""
+        reason = self.summary.get("failure")
+        return None if reason is None else str(reason)
+
 
 def _elsewhere() -> tuple[Any, Any]:
     raise SettingsError(
