@@ -297,7 +297,7 @@ def points(case: Case) -> dict[str, dict[str, Any]]:
     }
 
 
-AUTO = dict(alpha="auto", beta="auto", N="auto", momentum_y="auto")
+AUTO = dict(alpha="auto", beta="auto", N="auto", memory="auto")
 
 
 def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
