@@ -2,14 +2,17 @@
 
     python benchmarks/automatic_steps.py --out results/steps                  # auto on every problem
     python benchmarks/automatic_steps.py --out results/steps --grid           # and the 24 points of the grid
+    python benchmarks/automatic_steps.py --out results/steps --grid-memory    # and the grid with the memory of "auto"
     python benchmarks/automatic_steps.py --out results/steps --problem ridge  # one problem; may be repeated
+    python benchmarks/automatic_steps.py --out results/steps --held-out       # problems on which nothing was chosen
 
 Every run is a JSON file in the folder, and one that is there is not done again, so the program can be stopped and
 started. It ends with the table of docs/steps.md: the rounds to the target, with those that the measurement took.
 
 The target is a gap of the upper loss f(x, y*(x)) to its minimum, which is computed with exact lower solutions by
 L-BFGS. The grid has, for the same method, four alphas, three betas and two lengths N. Its alphas are powers of ten
-around the range that is good for the problem, so it is not made to be bad.
+around the range that is good for the problem, so it is not made to be bad. A point that has used as many rounds as
+the best point so far is ended there. This is cheaper and does not change the smallest number of rounds.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,11 @@ class Case:
     alphas: tuple[float, ...]
     betas: tuple[float, ...]
     lengths: tuple[int, ...]
+
+    @cached_property
+    def engine(self) -> fb.Simulation:
+        """The engine of all runs, whose programs are compiled once."""
+        return fb.Simulation(self.problem, self.clients)
 
 
 def halves(inputs: Vector, targets: Vector, clients: int, seed: int = 0) -> list[Any]:
@@ -129,8 +138,8 @@ def logistic(y: Any, inputs: Any, targets: Any) -> Any:
     return jnp.logaddexp(0.0, -targets * (inputs @ y[:-1] + y[-1]))
 
 
-def quadratic(condition: float, heterogeneity: float, share: float) -> Case:
-    made = fb.Quadratic(condition=condition, heterogeneity=heterogeneity).make(5, 0)
+def quadratic(condition: float, heterogeneity: float, share: float, seed: int = 0) -> Case:
+    made = fb.Quadratic(condition=condition, heterogeneity=heterogeneity).make(5, seed)
     at = made.stationary_point
 
     def value(x: Vector) -> float:
@@ -175,14 +184,14 @@ def ridge_one() -> Case:
     )
 
 
-def ridge() -> Case:
+def ridge(seed: int = 0) -> Case:
     from sklearn.datasets import load_diabetes
 
     a, t = load_diabetes(return_X_y=True)
     a, t = (a - a.mean(0)) / a.std(0), (t - t.mean()) / t.std()
     return penalised(
-        "ridge",
-        halves(a, t, 5),
+        "ridge" if seed == 0 else "ridge-split",
+        halves(a, t, 5, seed),
         squares,
         10,
         10,
@@ -198,18 +207,25 @@ def ridge() -> Case:
     )
 
 
-def cancer() -> Case:
+def cancer(name: str = "cancer", low: float = -5.0, test_size: float | None = None) -> Case:
+    """Logistic regression with one client: on halves of the rows, or on a split of scikit-learn's."""
     from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
 
     a, t = load_breast_cancer(return_X_y=True)
+    a, t = (a - a.mean(0)) / a.std(0), 2.0 * t - 1.0
+    rows = halves(a, t, 1)
+    if test_size is not None:
+        below, above, t_below, t_above = train_test_split(a, t, test_size=test_size, random_state=0)
+        rows = [((below, t_below), (above, t_above))]
     return penalised(
-        "cancer",
-        halves((a - a.mean(0)) / a.std(0), 2.0 * t - 1.0, 1),
+        name,
+        rows,
         logistic,
         30,
         31,
         lambda x, y: jnp.sum(jnp.exp(x) * y[:-1] ** 2),
-        -5.0,
+        low,
         1.0,
         method=dict(FAST, estimator="cg", cg_tolerance=0.03),
         target=2e-3,
@@ -288,20 +304,34 @@ CASES: dict[str, Callable[[], Case]] = {
     "weights": weights,
 }
 
+HELD_OUT: dict[str, Callable[[], Case]] = {
+    "quadratic-1": lambda: quadratic(10.0, 1.0, 1e-3, seed=1),
+    "quadratic-2": lambda: quadratic(30.0, 0.0, 1e-3, seed=2),
+    "quadratic-3": lambda: quadratic(100.0, 0.5, 1e-3, seed=3),
+    "ridge-split": lambda: ridge(seed=1),
+    "cancer-split": lambda: cancer("cancer-split", test_size=0.25),
+}
+FURTHER: dict[str, Callable[[], Case]] = {
+    "cancer-wide": lambda: cancer("cancer-wide", low=-8.0),
+    "cancer-split-wide": lambda: cancer("cancer-split-wide", low=-8.0, test_size=0.25),
+}
+ALL = CASES | HELD_OUT | FURTHER
+
 
 def points(case: Case) -> dict[str, dict[str, Any]]:
     """The grid: the settings of its points by name."""
     return {
         f"alpha={a:g} beta={b:g} N={n}": dict(alpha=a, beta=b, N=n)
-        for a, b, n in itertools.product(case.alphas, case.betas, case.lengths)
+        for a, b, n in itertools.product(reversed(case.alphas), case.betas, case.lengths)
     }
 
 
-AUTO = dict(alpha="auto", beta="auto", N="auto", momentum_y="auto")
+AUTO = dict(alpha="auto", beta="auto", N="auto", memory="auto")
+MEMORY = 40  # what "auto" takes for vectors of this size
 
 
-def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of one run, from its file or by running it. A run ends when it has arrived."""
+def done(file: Path, case: Case, settings: dict[str, Any], most: float = math.inf) -> dict[str, Any]:
+    """The outcome of one run, from its file or by running it. It ends when it has arrived, or after `most` rounds."""
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text())
         return found
@@ -310,13 +340,13 @@ def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
         return gap is not None and gap < case.target
 
     def arrived(progress: fb.Progress) -> bool:
-        return below(progress.record["gap"])
+        return below(progress.record["gap"]) or progress.rounds >= most
 
     made: dict[str, Any]
     try:
         method = fb.AggITD(**case.method, **settings)
         how: dict[str, Any] = dict(stop={"rounds": case.rounds}, measure=case.measure, observers=[arrived])
-        result = fb.train(case.problem, case.clients, method, **how)
+        result = fb.train(case.problem, case.clients, method, engine=case.engine, **how)
         last = result.history[-1]
         there = below(last["gap"])
         made = {
@@ -332,27 +362,41 @@ def done(file: Path, case: Case, settings: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def best_of(folder: Path, name: str, case: Case, more: dict[str, Any]) -> int | None:
+    """The fewest rounds of the points of a grid; None if none of them arrives."""
+    best: int | None = None
+    for place, (point, settings) in enumerate(points(case).items(), start=1):
+        found = done(folder / f"{place:02}.json", case, settings | more, math.inf if best is None else best)
+        print(
+            f"{name}: {folder.name} {place}/24 {point}: {found['rounds']} rounds, gap {found['gap']}", flush=True
+        )
+        if found["rounds"] is not None:
+            best = min(best or found["rounds"], found["rounds"])
+    return best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--grid", action="store_true")
-    parser.add_argument("--problem", action="append", choices=list(CASES))
+    parser.add_argument("--grid-memory", action="store_true")
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--problem", action="append", choices=list(ALL))
     given = parser.parse_args()
-    table = ["| problem | target | auto: rounds | of these measuring | best of the grid | arrived, of 24 |"]
-    table.append("|---|---|---|---|---|---|")
-    for name in given.problem or CASES:
-        case = CASES[name]()
+    grids = {"grid": {}} if given.grid else {}
+    grids |= {"grid-memory": {"memory": MEMORY}} if given.grid_memory else {}
+    table = [
+        "| problem | target | auto: rounds | of these measuring | gap at the end | " + " | ".join(grids) + " |"
+    ]
+    table.append("|---" * (5 + len(grids)) + "|")
+    for name in given.problem or (HELD_OUT if given.held_out else CASES):
+        case = ALL[name]()
         auto = done(given.out / name / "auto.json", case, AUTO)
         print(f"{name}: auto {auto['rounds']} rounds, gap {auto['gap']}", flush=True)
-        best, reached = None, 0
-        for place, (point, settings) in enumerate(points(case).items() if given.grid else (), start=1):
-            found = done(given.out / name / f"{place:02}.json", case, settings)
-            print(f"{name}: {place}/24 {point}: {found['rounds']} rounds, gap {found['gap']}", flush=True)
-            if found["rounds"] is not None:
-                best, reached = min(best or found["rounds"], found["rounds"]), reached + 1
+        best = {grid: best_of(given.out / name / grid, name, case, more) for grid, more in grids.items()}
         cost = (auto.get("steps") or {}).get("rounds")
-        shown = f"{best} | {reached}" if given.grid else "not run | "
-        table.append(f"| {name} | {case.target:g} | {auto['rounds']} | {cost} | {shown} |")
+        shown = "".join(f" {rounds} |" for rounds in best.values())
+        table.append(f"| {name} | {case.target:.3g} | {auto['rounds']} | {cost} | {auto['gap']} |{shown}")
     print("\n".join(table))
 
 

@@ -12,13 +12,16 @@ import pytest
 
 import fedbilevel as fb
 from commands import QUADRATIC, Command, one_line, sets
-from fedbilevel.advisor import notes_on
+from fedbilevel.advisor import Automatics, notes_on
 from fedbilevel.advisor._lanczos import Krylov, Spectrum, lanczos
+from fedbilevel.advisor._newton import improved, learn
 from fedbilevel.advisor._notes import implicit_share
 from fedbilevel.advisor._steps import Point
 from fedbilevel.advisor._truth import true_hypergradient
 from fedbilevel.advisor._upper import adapted
 from fedbilevel.advisor._values import _largest
+from fedbilevel.algorithms.secants import no_pairs, quasi_newton, with_pair
+from fedbilevel.feasible import region
 from fedbilevel.federation import Series
 from fedbilevel.problems.quadratic import QuadraticTask
 from fedbilevel.settings import from_mapping, to_mapping
@@ -211,7 +214,8 @@ def test_an_automatic_run_resumes_bit_for_bit_and_measures_once(task: QuadraticT
     assert last < 0.1 * first
 
 
-def test_a_step_is_made_smaller_when_the_curvature_grows() -> None:
+@pytest.mark.parametrize("settings", [{}, {"estimator": "cg", "lam": 0.01, "memory": "auto"}])
+def test_a_step_is_made_smaller_when_the_curvature_grows(settings: dict[str, Any]) -> None:
     """The lower loss has the curvature 1 + exp(4x), and the upper loss draws x from 0 towards 1."""
     problem = fb.Problem(
         x=jnp.zeros(1),
@@ -220,7 +224,7 @@ def test_a_step_is_made_smaller_when_the_curvature_grows() -> None:
         upper=lambda x, y, b: b.mean((x[0] - 1 + 0 * b.inputs) ** 2 + 0.01 * jnp.sum(y**2)),
     )
     clients = fb.clients_from([((np.ones(4), np.ones(4)), (np.ones(4), np.ones(4)))] * 2)
-    method = fb.AggITD(**ALL)
+    method = fb.AggITD(**ALL | settings)
     result = fb.train(problem, clients, method, stop={"iterations": 15})
     steps = result.summary["steps"]
     assert result.x[0] > 0.9
@@ -228,6 +232,126 @@ def test_a_step_is_made_smaller_when_the_curvature_grows() -> None:
         steps["values"]["beta"] * np.exp(4 * float(result.x[0])) < 1.2
     )  # it began with 0.99 and a curvature of 1
     assert "restarts" not in result.summary and any(change[1] == "beta" for change in steps["changes"])
+
+
+# Quasi-Newton steps ---------------------------------------------------------------------------------------
+
+
+def pairs_of(H: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    pairs = no_pairs(len(vectors), len(H))
+    for v in vectors:
+        pairs = with_pair(pairs, v, H @ v)
+    return pairs
+
+
+def test_pairs_give_the_dense_update_of_the_inverse(task: QuadraticTask) -> None:
+    H, g = hessian(task), np.random.default_rng(0)
+    vectors, wanted = g.normal(size=(4, Q)), 0.3 * np.eye(Q)
+    for v in vectors:
+        w, rho = H @ v, 1 / (v @ H @ v)
+        left = np.eye(Q) - rho * np.outer(v, w)
+        wanted = left @ wanted @ left.T + rho * np.outer(v, v)
+    r = g.normal(size=Q)
+    np.testing.assert_allclose(quasi_newton(pairs_of(H, vectors), r, 0.3), wanted @ r, rtol=1e-4)
+    conjugate = np.linalg.eigh(H)[1].T  # the pairs of conjugate directions do not disturb each other
+    np.testing.assert_allclose(quasi_newton(pairs_of(H, conjugate), r, 0.3), np.linalg.solve(H, r), rtol=1e-4)
+    flat = with_pair(pairs_of(H, vectors), r, -r)  # a direction without positive curvature is no pair
+    np.testing.assert_array_equal(flat, pairs_of(H, vectors))
+
+
+def test_a_measurement_gives_pairs_that_solve_the_system(task: QuadraticTask, point: Point) -> None:
+    r = np.linspace(1.0, -1.0, Q)
+    run, H, pairs = lanczos(point, r, most=4, tolerance=1e-9, seed=0), hessian(task), no_pairs(6, Q)
+    for v, w in run.solving.pairs():
+        np.testing.assert_allclose(w, H @ v, atol=1e-5)
+        pairs = with_pair(pairs, v, w)
+    np.testing.assert_allclose(quasi_newton(pairs, r, 1.0), run.solution(), rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("bound", [None, fb.Box(-0.5, 1.0), fb.Simplex()])
+def test_quasi_newton_steps_end_at_the_minimum_and_stay_in_the_set(bound: Any) -> None:
+    """F has curvatures from 0.01 to 10; the minimum in a set is found by many projected gradient steps."""
+    g = np.random.default_rng(1)
+    basis = np.linalg.qr(g.normal(size=(8, 8)))[0]
+    A, b = (basis * np.geomspace(0.01, 10.0, 8)) @ basis.T, g.normal(size=8)
+    within = region(bound, lambda v: v)
+
+    def nearest(v: np.ndarray) -> np.ndarray:
+        return np.asarray(within.nearest(jnp.asarray(v, jnp.float32)), np.float64)
+
+    x, alpha = nearest(np.full(8, 0.1)), 1e-3
+    wanted, memory = np.linalg.solve(A, b), dict[str, np.ndarray]()
+    if bound is not None:
+        wanted = x
+        for _ in range(500 if isinstance(bound, fb.Box) else 300):
+            wanted = nearest(wanted - (A @ wanted - b) / 10.0)
+    for _ in range(40):
+        h = A @ x - b
+        if memory:
+            learn(memory, alpha, x, h)
+        first = not memory
+        alpha = adapted(memory, alpha, x, h, 1.0)
+        x = nearest(x - alpha * h) if first else np.asarray(improved(memory, alpha, x, h, within), np.float64)
+        np.testing.assert_allclose(x, nearest(x), atol=1e-6)
+    value = [0.5 * v @ A @ v - b @ v for v in (x, wanted)]
+    assert value[0] <= value[1] + 1e-4 * abs(value[1])
+
+
+def test_a_set_that_does_not_know_its_tangent_has_gradient_steps() -> None:
+    within = region(fb.Ball(radius=2.0), lambda v: v)
+    memory = {"x": np.zeros(2, np.float32), "h": np.ones(2, np.float32)}
+    x, h = np.asarray([1.0, 0.5]), np.asarray([-3.0, 1.0])
+    learn(memory, 0.5, x, h)
+    np.testing.assert_allclose(
+        improved(memory, 0.5, x, h, within), within.nearest(jnp.asarray(x - 0.5 * h, jnp.float32))
+    )
+
+
+def remembering(task: QuadraticTask, **settings: Any) -> fb.Result:
+    return train(task, **{"estimator": "cg", "lam": 0.01, "memory": "auto"} | settings)
+
+
+def test_a_run_with_a_memory_resumes_bit_for_bit(task: QuadraticTask, tmp_path: Path) -> None:
+    whole = remembering(task, stop={"iterations": 7})
+    remembering(task, stop={"iterations": 3}, out=tmp_path / "parts")
+    parts = remembering(task, stop={"iterations": 7}, out=tmp_path / "parts", resume=True)
+    assert whole.summary["steps"] == parts.summary["steps"]
+    np.testing.assert_array_equal(whole.x, parts.x)
+    np.testing.assert_array_equal(whole.y, parts.y)
+    np.testing.assert_allclose(whole.x, task.stationary_point, atol=1e-3)
+    plain = remembering(task, memory=0, momentum_y="auto", stop={"rounds": whole.summary["rounds"]})
+    assert whole.history[-1]["hypergradient_norm"] < 0.1 * plain.history[-1]["hypergradient_norm"]
+
+
+def test_pairs_of_another_matrix_are_forgotten(task: QuadraticTask, engine: fb.Simulation) -> None:
+    """The server has pairs of a matrix that is fifty times smaller, so that its first step is far too long."""
+    fed, x = fb.Federation(engine), jnp.linspace(-1.0, 1.0, P)
+    method = fb.AggITD(estimator="cg", cg_tolerance=1e-5, memory=Q, N=10, beta=1.0, participation=1.0)
+    state = method.init(task.problem)._replace(x=x, pairs=jnp.asarray(pairs_of(hessian(task) / 50, np.eye(Q))))
+    fed.hold(x=x)
+    solved = method.newton_steps(fed, state)
+    gap = [np.linalg.norm(np.asarray(y) - task.solution(x)) for y in (state.y, solved.y)]
+    assert gap[1] < 0.1 * gap[0]
+    assert fed.ledger.steps["lower_gradient"].rounds <= 10
+    rounds = fed.ledger.rounds
+    again, pairs = method.solve(fed, solved.y, jnp.zeros(Q), no_pairs(Q, Q))
+    first = fed.ledger.rounds - rounds
+    fed.hold(y=solved.y)
+    once_more, _ = method.solve(fed, solved.y, jnp.zeros(Q), pairs)  # the preconditioner is almost the inverse
+    np.testing.assert_allclose(again, once_more, rtol=1e-2, atol=1e-3)
+    assert fed.ledger.rounds - rounds - first <= 3 < first
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({}, 40), ({"batch_u": 4}, 0), ({"participation": 2}, 0), ({"estimator": "summed"}, 0)],
+)
+def test_a_memory_is_automatic_only_without_noise(
+    task: QuadraticTask, engine: fb.Simulation, settings: dict[str, Any], kept: int
+) -> None:
+    method = fb.AggITD(**dict(FAST, estimator="cg", memory="auto") | settings)
+    found = Automatics.of(method)._kept(fb.Federation(engine), method, "memory")
+    assert found.recommended == kept and found.why
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,11 @@ class Momentum:
     """The mark of the momentum of y over the lower rounds."""
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """The mark of the number of pairs that the server keeps for quasi-Newton steps of y."""
+
+
 class StepSize(NamedTuple):
     """A step size among the settings of a method."""
 

@@ -19,11 +19,13 @@ import numpy as np
 from jax import Array
 
 from ..algorithms.local import LowerWork, ServerState, State
+from ..algorithms.secants import length_for, with_pair
 from ..feasible import regions_of
 from ..federation import Federation
 from ..steps import Sample
 from ..stepsizes import Moves, Terms, automatic_settings, marks_of, with_values
 from ._lanczos import Measured, Spectrum, lanczos
+from ._newton import improved, learn, steps_by_pairs
 from ._steps import Point, lanczos_products
 from ._truth import gradients, hypergradient_at, newton
 from ._upper import NOTED, adapted, first_step, fixed_step, is_exact, upper_length
@@ -34,8 +36,10 @@ from ._values import (
     along_the_mean,
     by_rounds,
     is_lower_length,
+    keeps_pairs,
     measure_clients,
     moves_of,
+    pair_settings,
     rounded,
     setting_that,
     solves,
@@ -123,6 +127,8 @@ class Automatics:
         how: dict[str, Any] = dict(tolerance=TOLERANCE, most=PRODUCTS, seed=seed)
         alpha = setting_that(algorithm, Moves.UPPER)
         free = regions_of(fed.engine.problem).y.project is None  # Newton steps know no feasible set
+        kept = [self._kept(fed, algorithm, name) for name in pair_settings(algorithm) if name in self.names]
+        algorithm = with_values(algorithm, {each.setting: each.recommended for each in kept})
         settles = free and isinstance(state, State | ServerState) and alpha in self.names
         at = gradients(point)
         if settles:
@@ -130,7 +136,7 @@ class Automatics:
         truth = hypergradient_at(point, at, **how)
         found = measure_clients(point, algorithm, truth.measured.spectrum, seed)
         clients = fed.engine.clients.count
-        made = advise(algorithm, found, clients, self.names)
+        made = kept + advise(algorithm, found, clients, self.names)
         known = with_values(algorithm, {each.setting: each.recommended for each in made})
         beta = setting_that(algorithm, Moves.LOWER)
         if beta in self.names and isinstance(algorithm, LowerWork) and not along_the_mean(algorithm):
@@ -154,7 +160,16 @@ class Automatics:
             self.arrays |= {f"alpha.{name}": array for name, array in first.items()}
             moved = np.asarray(x, np.float64) - self.values[alpha] * upper_length(algorithm) * h
             x = regions_of(fed.engine.problem).x.nearest(jnp.asarray(moved, jnp.float32))
-        return resolved, _at(state, x, point.y)
+        return resolved, _begun(_at(state, x, point.y), truth)
+
+    def _kept(self, fed: Federation, algorithm: Any, name: str) -> Advice:
+        """How many pairs the server is to keep: some if there is no noise in them, and y is not bound."""
+        problem, present = fed.engine.problem, getattr(algorithm, name)
+        if not solves(algorithm) or not is_exact(algorithm, fed.engine.clients.count):
+            return Advice(name, present, 0, "only conjugate gradients on full batches of all clients give pairs")
+        if regions_of(problem).y.project is not None:
+            return Advice(name, present, 0, "quasi-Newton steps know no feasible set of y")
+        return Advice(name, present, length_for(problem.size_y), "as many as help, for a y of this size")
 
     def _remember(self, measured: Measured, found: Curvatures, iteration: int) -> None:
         """The largest eigenvector and L_g, for `track`, and when they are looked at next."""
@@ -172,19 +187,28 @@ class Automatics:
 
     # While the run goes on ----------------------------------------------------------------------------------
 
-    def follow(self, fed: Federation, algorithm: Any, before: Any, after: Any) -> Any:
-        """The method with the upper step size of its next iteration."""
+    def follow(self, fed: Federation, algorithm: Any, before: Any, after: Any) -> tuple[Any, Any]:
+        """The method with the upper step size of its next iteration, and the state after this one.
+
+        If the server has pairs of both levels, the x of that state is the one of a quasi-Newton step.
+        """
         alpha = setting_that(algorithm, Moves.UPPER)
         if alpha not in self.names or not is_exact(algorithm, fed.engine.clients.count):
-            return algorithm
+            return algorithm, after
         value, length = getattr(algorithm, alpha), upper_length(algorithm)
         h = fed.noted.get(NOTED)
         if h is None:  # a method without a common hypergradient moves x along the mean of the clients' own
             h = (np.asarray(before.x, np.float64) - np.asarray(after.x, np.float64)) / (value * length)
         own = {name.removeprefix("alpha."): a for name, a in self.arrays.items() if name.startswith("alpha.")}
-        self.values[alpha] = adapted(own, value, np.asarray(before.x), np.asarray(h), length)
+        x, newton = np.asarray(before.x), steps_by_pairs(algorithm, fed.engine.problem) and "x" in own
+        if newton:
+            learn(own, value, x, np.asarray(h))
+        self.values[alpha] = adapted(own, value, x, np.asarray(h), length)
+        if newton:
+            moved = improved(own, self.values[alpha], x, np.asarray(h), regions_of(fed.engine.problem).x)
+            after = after._replace(x=jnp.asarray(moved))
         self.arrays |= {f"alpha.{name}": array for name, array in own.items()}
-        return with_values(algorithm, {alpha: self.values[alpha]})
+        return with_values(algorithm, {alpha: self.values[alpha]}), after
 
     def moving(self, algorithm: Any, clients: int) -> dict[str, float]:
         """The values that change from one iteration to the next."""
@@ -201,6 +225,7 @@ class Automatics:
         """
         steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
         look, pause, again, measured = (float(each) for each in self.arrays["clock"])
+        again = math.inf if keeps_pairs(algorithm) else again  # mu does not matter to quasi-Newton steps
         enough = left is None or left > ENOUGH
         if not (steps and algorithm.needs_server and enough and iteration >= min(look, again)):
             return algorithm
@@ -280,6 +305,20 @@ def _at(state: State | ServerState, x: Array, y: Array) -> State | ServerState:
     if isinstance(state, ServerState) and state.before is not None:
         return state._replace(x=x, y=y, before=y)
     return state._replace(x=x, y=y)
+
+
+def _begun(state: State | ServerState, truth: Any) -> State | ServerState:
+    """The state with what the measurement of the start has found: p, and pairs of the lower problem."""
+    if not isinstance(state, ServerState):
+        return state
+    if state.p is not None:
+        state = state._replace(p=jnp.asarray(truth.p, jnp.float32))
+    if state.pairs is not None:
+        pairs = np.asarray(state.pairs)
+        for pair in truth.measured.solving.pairs():
+            pairs = with_pair(pairs, *pair)
+        state = state._replace(pairs=jnp.asarray(pairs))
+    return state
 
 
 def _number(each: Advice) -> float:

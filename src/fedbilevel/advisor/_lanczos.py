@@ -18,6 +18,7 @@ so a single run gives the bias of all n and λ without a further round. The wors
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,6 +95,17 @@ class Krylov:
         safe = values > SMALLEST * np.abs(values).max()
         inverse = np.where(safe, 1 / np.where(safe, values, 1.0), 0.0)
         return self.length * (np.stack(self._basis[:k]).T @ (s @ (inverse * s[0])))
+
+    def pairs(self) -> Iterator[tuple[Vector, Vector]]:
+        """Ritz vectors with their products, those of the largest curvature first. All are orthogonal and conjugate."""
+        k = self.products
+        if not k:
+            return
+        basis, (values, s) = np.stack(self._basis[:k]), np.linalg.eigh(self._matrix)
+        left = np.zeros(self._size) if self.complete else self._beside[-1] * self._basis[k]
+        for j in reversed(range(k)):
+            vector = s[:, j] @ basis
+            yield vector, values[j] * vector + s[-1, j] * left
 
     @property
     def residual(self) -> float:

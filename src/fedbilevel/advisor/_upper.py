@@ -22,7 +22,7 @@ along -h, and α = 1 / (2 L) for the larger of the two secants.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -86,6 +86,12 @@ def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, 
     return (0.5 / secant if math.isfinite(secant) and secant > 0 else step) / upper_length(algorithm)
 
 
+def is_short(memory: Mapping[str, np.ndarray], x: Vector) -> bool:
+    """Whether x has moved so little since the last secant that another one would measure the rounding of float32."""
+    x = np.asarray(x, np.float64)
+    return bool(np.linalg.norm(x - memory["x"]) <= NOISE * max(1.0, float(np.linalg.norm(x))))
+
+
 def adapted(memory: MutableMapping[str, np.ndarray], alpha: float, x: Vector, h: Vector, length: float) -> float:
     """The next step size, after an iteration with the step size α that began at x with the hypergradient h.
 
@@ -94,8 +100,8 @@ def adapted(memory: MutableMapping[str, np.ndarray], alpha: float, x: Vector, h:
     x, h = np.asarray(x, np.float64), np.asarray(h, np.float64)
     before = dict(memory)
     moved, turned = (np.linalg.norm(now - before.get(name, 0.0)) for name, now in (("x", x), ("h", h)))
-    if before and moved <= NOISE * max(1.0, float(np.linalg.norm(x))):
-        return alpha  # a secant over so short a way would measure the rounding of float32; the next one is longer
+    if before and is_short(memory, x):
+        return alpha  # the next secant is longer
     memory["x"], memory["h"] = x.astype(np.float32), h.astype(np.float32)
     memory.setdefault("theta", np.asarray([np.inf], np.float32))
     if not before or not np.isfinite(turned):

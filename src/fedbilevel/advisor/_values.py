@@ -38,6 +38,7 @@ from ..stepsizes import (
     MayBeAutomatic,
     Momentum,
     Moves,
+    Pairs,
     Terms,
     marks_of,
     step_sizes,
@@ -101,6 +102,8 @@ def along_the_mean(algorithm: Any) -> bool:
     """Whether a lower round moves y along the mean gradient alone, whatever the clients' own losses are."""
     if not isinstance(algorithm, LowerWork):
         return False
+    if keeps_pairs(algorithm):
+        return True
     full = rows_of(algorithm.batch_zeta_local) is None
     one = algorithm.lower_steps == 1 or (algorithm.lower_steps is None and full and algorithm.lower_epochs == 1)
     return one and (full or algorithm.lower_solver == "svrg")
@@ -189,10 +192,24 @@ def solves(algorithm: Any) -> bool:
     return getattr(algorithm, "estimator", None) == "cg"
 
 
+def keeps_pairs(algorithm: Any) -> bool:
+    """Whether the lower rounds of a method are quasi-Newton steps, so that only L_g matters to its settings."""
+    return solves(algorithm) and any(getattr(algorithm, name) for name in pair_settings(algorithm))
+
+
+def pair_settings(algorithm: Any) -> tuple[str, ...]:
+    """The settings that are the number of pairs the server keeps."""
+    return tuple(
+        name for name in chosen_settings(algorithm) if any(isinstance(m, Pairs) for m in marks_of(algorithm, name))
+    )
+
+
 def _momentum(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
     """The momentum of the heavy-ball method with the step β, if y moves along the mean gradient alone."""
     step = setting_that(algorithm, Moves.LOWER)
     beta, present = 0.0 if step is None else getattr(algorithm, step), getattr(algorithm, name)
+    if keeps_pairs(algorithm):
+        return Advice(name, present, 0.0, "the lower rounds are quasi-Newton steps")
     if not along_the_mean(algorithm) or isinstance(beta, Automatic):
         return Advice(name, present, 0.0, "local steps on a client's own loss are not a heavy-ball method")
     best = (1 - math.sqrt(min(beta * max(spectrum.mu, 0.0), 1.0))) ** 2
@@ -217,6 +234,9 @@ def _terms(algorithm: Any, name: str, more: int, spectrum: Spectrum, bias: float
 
 
 def _lower_rounds(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
+    if keeps_pairs(algorithm):
+        why = "the most; quasi-Newton steps end when ∇_y g is a tenth of what it was"
+        return Advice(name, getattr(algorithm, name), MOST_ROUNDS, why)
     step = setting_that(algorithm, Moves.LOWER)
     beta = 0.0 if step is None else getattr(algorithm, step)
     heavy = any(isinstance(m, Momentum) for n in chosen_settings(algorithm) for m in marks_of(algorithm, n))

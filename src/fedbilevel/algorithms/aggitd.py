@@ -20,6 +20,15 @@ the vector z in every round, whereas the sampled estimator sends it only from t 
 `estimator="cg"` is for badly conditioned lower problems, where the series would need N of the order of the
 condition number. After the lower loop the server solves  mean_i ∇²_y G_i(x, y^N) p = mean_i ∇_y F_i(x, y^N)  by
 conjugate gradients, from the p of the iteration before. Every product is a round: 2N+3+T rounds for T products.
+
+With `memory` the server also keeps the last directions of y and their Hessian products. They come from the
+conjugate gradients and from the lower rounds themselves, and give an approximation M of (∇²_y g)^{-1} (`secants.py`).
+The conjugate gradients are preconditioned by M, and the lower loop is
+
+    y ← y - M q        with  q = mean_i ∇_y G_i(x, y), a round
+
+at most N times, and ended as soon as ||q|| is a tenth of what it was. There are no local lower steps then. M begins
+with β, so β is still at most 1/L_g. It is meant for full batches and for cohorts of all clients.
 """
 
 from __future__ import annotations
@@ -27,16 +36,23 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from pydantic import Field
 
+from ..feasible import regions_of
 from ..federation import Federation, Series
 from ..oracle import Oracle
+from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
-from ..stepsizes import Moves, Terms, automatic
+from ..stepsizes import Moves, Pairs, Terms, automatic
 from .conjugate import solve
-from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_steps, regions
+from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_gradient, lower_steps, regions
+from .secants import quasi_newton, with_pair
+
+ENOUGH = 0.1  # With a memory, lower rounds end when the gradient has this share of its first length.
+WORSE = 2.0  # how many times longer it may become before y goes back
 
 
 class Gradients(NamedTuple):
@@ -115,6 +131,12 @@ class AggITD(LowerWork, ImplicitHypergradient):
     cg_tolerance: Annotated[
         Annotated[float, Field(gt=0, lt=1)], about("cg: the residual that is small enough, as a share of ∇_y f")
     ] = 1e-3
+    memory: Annotated[
+        Annotated[int, Field(ge=0)],
+        Pairs(),
+        automatic,
+        about("cg: Hessian products that the server keeps; lower rounds are quasi-Newton steps then, at most N"),
+    ] = 0
 
     def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: 2N+3 rounds, and those of the products with conjugate gradients."""
@@ -133,11 +155,44 @@ class AggITD(LowerWork, ImplicitHypergradient):
         s, p = self.lower_part(fed, start, Q)
         return s.y, p
 
-    def solve(self, fed: Federation, y: Array, start: Array) -> Array:
+    def remembers(self, problem: BilevelProblem) -> bool:
+        """Whether lower rounds are quasi-Newton steps. They know no feasible set of y."""
+        return self.estimator == "cg" and self.memory > 0 and regions_of(problem).y.project is None
+
+    def newton_steps(self, fed: Federation, s: ServerState) -> ServerState:
+        """At most N times y ← y - M q, from s, until ||q|| is `ENOUGH` of the first one.
+
+        Every step gives a pair for M. If ||q|| becomes twice as large, M was that of another x: it is forgotten,
+        and y goes back.
+        """
+        assert s.pairs is not None  # as `init` makes it for a method with a memory
+        pairs, y, first = np.asarray(s.pairs), np.asarray(s.y, np.float64), 0.0
+        last = y, np.zeros_like(y), 0.0
+        for t in range(self.N):
+            fed.hold(y=jnp.asarray(y, jnp.float32))
+            reply = fed.round(lower_gradient, zeta=self.zeta).q
+            fed.note(lower_residual=reply)
+            q = np.asarray(reply, np.float64)
+            size = float(np.linalg.norm(q))
+            worse = t > 0 and not size <= WORSE * last[2]
+            if worse:
+                pairs = np.zeros_like(pairs)
+            if t > 0:
+                pairs = with_pair(pairs, y - last[0], q - last[1])
+            last, first = last if worse else (y, q, size), first or size
+            y = _rounded(last[0] - quasi_newton(pairs, last[1], self.beta))
+            if 0 < size <= ENOUGH * first:  # replies of zeros are those of a rehearsal, which counts the most
+                break
+        return s._replace(y=jnp.asarray(y, jnp.float32), pairs=jnp.asarray(pairs))
+
+    def solve(
+        self, fed: Federation, y: Array, start: Array, pairs: np.ndarray | None = None
+    ) -> tuple[Array, np.ndarray | None]:
         """p with mean_i ∇²_y G_i p = mean_i ∇_y F_i at the held x and y, by conjugate gradients from a start.
 
         The product with the start travels with the right-hand side. All vectors have only the directions in which
-        y can move in its feasible set.
+        y can move in its feasible set. If there are pairs, they are a preconditioner, and are returned with those
+        of this system.
         """
 
         def free(v: Array | None) -> Array:
@@ -145,26 +200,38 @@ class AggITD(LowerWork, ImplicitHypergradient):
             return regions(fed).y.along(y, v)
 
         start, rows = free(start), dict(xi=self.xi, u=self.u)
+        made = list[tuple[np.ndarray, np.ndarray]]()
+
+        def product(d: Array) -> Array:
+            w = free(fed.round(system, p=d, source=False, **rows).w)
+            made.append((np.asarray(d), np.asarray(w)))
+            return w
+
         b, w = fed.round(system, p=start if start.any() else None, source=True, **rows)
         if b is not None and b.any() and not free(b).any():  # y cannot move in any direction that matters
-            return jnp.zeros_like(b)
-        return solve(
-            lambda d: free(fed.round(system, p=d, source=False, **rows).w),
-            free(b),
-            start,
-            None if w is None else free(w),
-            self.cg_steps,
-            self.cg_tolerance,
-        )
+            return jnp.zeros_like(b), pairs
+        known = dict(precondition=lambda r: quasi_newton(pairs, r, self.beta)) if pairs is not None else {}
+        image = None if w is None else free(w)
+        p = solve(product, free(b), start, image, self.cg_steps, self.cg_tolerance, **known)
+        for pair in made if pairs is not None else ():
+            pairs = with_pair(pairs, *pair)
+        return p, pairs
 
     def lower_part(self, fed: Federation, s: S, Q: int | None = None) -> tuple[S, Array]:
         """The state with y^N, and p. z has only the directions in which y^t can move in its feasible set."""
         if self.estimator == "cg":
-            s = self.lower_loop(fed, s, self.N)
+            pairs = None
+            if isinstance(s, ServerState) and s.pairs is not None and self.remembers(fed.engine.problem):
+                s = self.newton_steps(fed, s)
+                pairs = np.asarray(s.pairs)
+            else:
+                s = self.lower_loop(fed, s, self.N)
             fed.hold(y=s.y)
             last = s.p if isinstance(s, ServerState) else None
-            p = self.solve(fed, s.y, jnp.zeros_like(s.y) if last is None else last)
-            return s._replace(p=p) if isinstance(s, ServerState) else s, p
+            p, pairs = self.solve(fed, s.y, jnp.zeros_like(s.y) if last is None else last, pairs)
+            if isinstance(s, ServerState):
+                s = s._replace(p=p, pairs=s.pairs if pairs is None else jnp.asarray(pairs))
+            return s, p
         summed, free = self.estimator == "summed", regions(fed).y.along
         Q = int(fed.rng("Q").integers(self.N + 1)) if Q is None else Q
         z: Array | None = None
@@ -186,3 +253,8 @@ class AggITD(LowerWork, ImplicitHypergradient):
         assert z is not None and first is not None  # the source enters at t = Q ≤ N
         fed.show_series(Series(first, z, self.N if summed else self.N - Q, summed))
         return s, self.lam * (1 if summed else self.N + 1) * z
+
+
+def _rounded(v: np.ndarray) -> np.ndarray:
+    """The numbers that clients are sent, which are float32."""
+    return v.astype(np.float32).astype(np.float64)

@@ -21,8 +21,11 @@ def solve(
     image: Array | None,
     steps: int,
     tolerance: float,
+    precondition: Callable[[np.ndarray], np.ndarray] = lambda r: r,
 ) -> Array:
     """p with H p ≈ b, by at most this many products with H, from a start whose image H p is known or zero.
+
+    `precondition` multiplies by an approximation of H^{-1}, which must be symmetric and positive definite.
 
     It ends when ||b - H p|| ≤ tolerance ||b||. The residual of conjugate gradients may grow on its way, so the p
     with the smallest one is returned. If a direction has no positive curvature, or the residual is GROWN times the
@@ -34,12 +37,13 @@ def solve(
     r = b_ if image is None else b_ - np.asarray(image, np.float64)
     if not np.linalg.norm(r) <= np.linalg.norm(b_):  # x has moved so far that the start is worse than none
         p, r = np.zeros_like(b_), b_
-    d, best, smallest, enough = r, p, np.linalg.norm(r), tolerance * np.linalg.norm(b_)
+    z = precondition(r)
+    d, best, smallest, enough = z, p, np.linalg.norm(r), tolerance * np.linalg.norm(b_)
     for taken in range(1, steps + 1):
         if enough > 0 and np.linalg.norm(r) <= enough:
             break
         w = np.asarray(product(jnp.asarray(d, jnp.float32)), np.float64)
-        square, curvature = r @ r, d @ w
+        square, curvature = r @ z, d @ w
         if square > 0 and not curvature > 0:
             _tell(taken, f"a direction has the curvature {curvature / (d @ d):.3g}")
             break
@@ -51,7 +55,8 @@ def solve(
             break
         if size < smallest:
             best, smallest = p, size
-        d = r + (r @ r / square if square > 0 else 0.0) * d
+        z = precondition(r)
+        d = z + (r @ z / square if square > 0 else 0.0) * d
     return jnp.asarray(best, jnp.float32)
 
 

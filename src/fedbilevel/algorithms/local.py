@@ -23,8 +23,9 @@ from ..own import own_part
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
-from ..stepsizes import Momentum, Moves, StepSize, automatic
+from ..stepsizes import Automatic, Momentum, Moves, StepSize, automatic
 from .optimiser import Memory, advance, chosen, first_memory
+from .secants import length_for, no_pairs
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -43,6 +44,7 @@ class ServerState(NamedTuple):
     upper    the state of the server's optimiser
     before   the y before the last lower round, for momentum
     p        the last solution of the Hessian system, as a warm start
+    pairs    directions of y and their Hessian products, for quasi-Newton steps (`secants.py`)
     """
 
     x: Array
@@ -50,6 +52,7 @@ class ServerState(NamedTuple):
     upper: Memory = None
     before: Array | None = None
     p: Array | None = None
+    pairs: Array | None = None
 
 
 S = TypeVar("S", State, ServerState)
@@ -178,7 +181,10 @@ class LocalWork:
         if upper is None and not momentum and not solves:
             return State(x, y)
         memory = None if upper is None else first_memory(upper, problem)
-        return ServerState(x, y, memory, y if momentum else None, jnp.zeros_like(y) if solves else None)
+        kept = getattr(self, "memory", 0) if solves else 0
+        length = length_for(problem.size_y) if isinstance(kept, Automatic) else kept
+        pairs = jnp.asarray(no_pairs(length, problem.size_y)) if length else None
+        return ServerState(x, y, memory, y if momentum else None, jnp.zeros_like(y) if solves else None, pairs)
 
 
 @settings

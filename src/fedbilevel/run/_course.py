@@ -267,7 +267,7 @@ class Course:
         """Give the automatic settings the values for the next iteration."""
         own = self.automatics
         if own.values:
-            self.algorithm = own.follow(self.fed, self.algorithm, before, self.state)
+            self.algorithm, self.state = own.follow(self.fed, self.algorithm, before, self.state)
             limit = self.setup.stop.rounds
             left = None if limit is None else limit - self.ledger.rounds
             self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration, left)
