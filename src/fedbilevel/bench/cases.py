@@ -73,7 +73,7 @@ class Case:
     def algorithm(self) -> Any:
         if self.method == "ma-dsbo":
             return MADSBO(alpha=ALPHA, beta=BETA, gamma=LAM, T=self.terms, N=self.terms)
-        work = dict(
+        work: dict[str, Any] = dict(
             N=self.N,
             alpha=ALPHA,
             beta=BETA,
