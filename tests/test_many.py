@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,7 @@ OPTIONS: dict[str, Any] = dict(stop={"iterations": 6}, evaluate={"every": 4})
 
 
 def many(engine: fb.Fused, method: Any, settings: list[dict[str, Any]], **more: Any) -> list[fb.Result]:
-    options = dict(engine=engine, seeds=SEEDS) | OPTIONS | more
+    options: dict[str, Any] = dict(engine=engine, seeds=SEEDS) | OPTIONS | more
     return fb.train_many(engine.problem, engine.clients, method, settings=settings, **options)
 
 
@@ -78,7 +82,7 @@ def agree(one: fb.Result, other: fb.Result) -> None:
 METHOD = fb.AggITD(
     N=2, alpha=0.1, beta=0.1, lam=0.3, participation=3, lower_steps=2, batch_zeta_local=3, batch_xi=4
 )
-STEPS = [{"alpha": 0.05, "beta": 0.2}, {"alpha": 0.2, "lam": 0.1}, {"beta": 90.0}]
+STEPS: list[dict[str, Any]] = [{"alpha": 0.05, "beta": 0.2}, {"alpha": 0.2, "lam": 0.1}, {"beta": 90.0}]
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +110,28 @@ def test_parts_that_fit_the_memory_have_the_same_numbers(engine: fb.Fused, resul
         agree(one, other)
 
 
-@pytest.mark.skipif(len(jax.local_devices()) < 2, reason="JAX has one device")
-def test_two_devices_have_the_numbers_of_one(engine: fb.Fused, results: list[fb.Result]) -> None:
-    for one, other in zip(many(engine, METHOD, STEPS[:2], devices=1), results, strict=False):
-        agree(one, other)
+@pytest.mark.slow
+def test_two_devices_have_the_numbers_of_one(results: list[fb.Result]) -> None:
+    """Over two devices the runs of each seed are spread, and with one run for each seed the seeds."""
+    script = (
+        "import json, jax, test_many as t, fedbilevel as fb\n"
+        "task = t.Quadratic(size_x=3, size_y=4, noise=1.0).make(clients=6, seed=0)\n"
+        "engine = fb.Fused(task.problem, task.clients)\n"
+        "for steps in (t.STEPS[:2], t.STEPS[:1]):\n"
+        "    found = t.many(engine, t.METHOD, steps)\n"
+        "    print(json.dumps([jax.device_count(), [[r.x.tolist(), r.y.tolist()] for r in found]]))\n"
+    )
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    for (devices, found), count in zip(map(json.loads, done.stdout.splitlines()), (4, 2), strict=True):
+        assert (devices, len(found)) == (2, count)
+        for (x, y), result in zip(found, results, strict=False):
+            np.testing.assert_allclose(x, result.x, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(y, result.y, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("cohort", ["phase", "round"])
@@ -145,7 +167,11 @@ def test_runs_that_differ_in_structure_are_in_programs_of_their_own(
 ) -> None:
     """N is a whole number, and the participation a number that the method looks at."""
     method = fb.NaiveITD(N=1, alpha=0.1, beta=0.1, lam=0.3, participation=1.0)
-    settings = [{"N": 2}, {"participation": 0.5, "beta": 0.2}, {"participation": 0.5, "beta": 0.3}]
+    settings: list[dict[str, Any]] = [
+        {"N": 2},
+        {"participation": 0.5, "beta": 0.2},
+        {"participation": 0.5, "beta": 0.3},
+    ]
     with caplog.at_level(logging.INFO, "fedbilevel"):
         found = many(engine, method, settings, seeds=[0])
     agree(found[0], alone(engine, method, settings[0], 0))
@@ -173,7 +199,7 @@ def test_a_setting_that_is_wrong_is_named(engine: fb.Fused) -> None:
         ({"beta": "auto"}, r"settings\[1\] = .*algorithm.beta = 'auto' is wrong"),
     ):
         with pytest.raises(fb.SettingsError, match=named):
-            many(engine, METHOD, [{}, own], engine="fused")
+            many(engine, METHOD, [{}, own])
 
 
 def test_what_needs_the_host_is_run_alone_with_a_word_unless_fused_is_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import fedbilevel as fb
-from fedbilevel.spec import load_spec
+from fedbilevel.spec import StopSettings, load_spec
 from fedbilevel.studies import Runs, tune
 
 SETS = [
@@ -60,10 +61,12 @@ def test_halving_goes_on_with_the_best_third_and_begins_no_run_again(
         assert line == pytest.approx(same, rel=1e-4, abs=1e-5)
 
 
-def test_halving_needs_a_budget_of_rounds(tmp_path: Path) -> None:
-    sets = [*SETS[:-3], "stop.iterations=5"]
+def test_halving_compares_by_rounds_and_needs_a_budget_of_them() -> None:
+    spec, rungs = load_spec("paper", {"stop.rounds": 100}), tune.__globals__["_rungs"]
+    assert rungs(spec, 2) == [100]
+    assert rungs(spec, 9) == [11, 33, 100]
     with pytest.raises(fb.SettingsError, match=r"stop\.rounds is missing: --search halving"):
-        tune("paper", sets, [BETAS], seeds=1, out=tmp_path, jobs=1, console=Console(quiet=True), search="halving")
+        rungs(dataclasses.replace(spec, stop=StopSettings(iterations=5)), 9)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
@@ -79,7 +82,10 @@ def test_a_sampler_of_optuna_draws_from_ranges_in_batches(
         batches.append(len(specs))
         for spec in specs:
             runs.of(spec).path.mkdir(parents=True, exist_ok=True)
-            line = {"iteration": 9, "rounds": 45, "lower_gap": abs(spec.algorithm.beta - 0.1)}
+            gap = abs(spec.algorithm.beta - 0.1)
+            line = dict(
+                iteration=9, rounds=45, bytes_up=0, bytes_down=0, seconds=0.0, test_accuracy=None, lower_gap=gap
+            )
             (runs.of(spec).path / "history.jsonl").write_text(json.dumps(line) + "\n")
 
     monkeypatch.setitem(tune.__globals__, "_do", scored)

@@ -249,7 +249,9 @@ class LowerWork(LocalWork):
 
     def arrived(self, s: S, y: Array) -> S:
         """The state after a lower round that led to y."""
-        return s._replace(y=y) if before(s) is None else s._replace(y=y, before=s.y)
+        if isinstance(s, ServerState) and s.before is not None:
+            return s._replace(y=y, before=s.y)
+        return s._replace(y=y)
 
 
 @settings

@@ -151,7 +151,7 @@ class ManyBlocks:
     def _arrived(
         self, made: Any, at: tuple[int, int], lane: Lane, plan: list[Planned], pages: Pages, seconds: float
     ) -> Arrived:
-        count = int(made.count[at])
+        count = int(made.ended[at])
         pages.book(lane.fed.ledger, count, seconds)
         leaves = len(jax.tree.leaves(lane.state))
         new, before = (

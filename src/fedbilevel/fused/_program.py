@@ -62,14 +62,14 @@ class Outcome(NamedTuple):
     before   the state before the last iteration
     notes    what was noted in the last iteration
     sound    whether every reply was finite
-    count    how many iterations ended while every reply was finite
+    ended    how many iterations ended while every reply was finite
     """
 
     state: tuple[Array, ...]
     before: tuple[Array, ...]
     notes: dict[str, Array]
     sound: Array
-    count: Array
+    ended: Array
 
 
 class ManyBlock(NamedTuple):
@@ -296,8 +296,8 @@ class Program:
             good = outcome.sound if at.wanted is None else outcome.sound & at.wanted
             notes = outcome.notes | dict(zip(tape.notes, values[leaves:], strict=True))
             state, notes = _chosen(good, (tuple(values[:leaves]), notes), (outcome.state, outcome.notes))
-            count = outcome.count + good.astype(np.int32)
-            return outcome._replace(state=state, notes=notes, count=count), banks
+            ended = outcome.ended + good.astype(np.int32)
+            return outcome._replace(state=state, notes=notes, ended=ended), banks
 
         return branch
 
@@ -380,7 +380,7 @@ def _along(mesh: Mesh) -> P:
     return P("tracks") if mesh.axis_names[0] == "tracks" else P(None, "runs")
 
 
-def _bytes(jaxpr: Jaxpr) -> int:
+def _bytes(jaxpr: Any) -> int:
     """The bytes of all values that a program computes, those of a loop once."""
     made = 0
     for equation in jaxpr.eqns:

@@ -282,9 +282,10 @@ class _Many:
                 out=job.out,
                 on_divergence=self.on_divergence,
                 spec=job.spec,
+                **self.opening,
             )
             try:
-                made = train(self.task.problem, self.task.clients, job.algorithm, **self.opening, **options)
+                made = train(self.task.problem, self.task.clients, job.algorithm, **options)
             except (Diverged, StepError, TooFewReplies) as error:
                 if error.result is None:  # it failed before it began, as all others would
                     raise

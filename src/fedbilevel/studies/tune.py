@@ -79,7 +79,7 @@ def tune(
         study = _study(sampler, "maximize")  # it is refused before anything is made
         points, specs = list[Point](), [first]
     else:
-        points = [_joined(parts) for parts in itertools.product(*axes)]  # type: ignore[arg-type]
+        points = [_joined(parts) for parts in itertools.product(*axes)]
         specs = [specs_of(point) for point in points]
     score = _metric([group[0] for group in specs], metric)
     better = mode or direction(score)
