@@ -2,9 +2,9 @@
 
     python benchmarks/automatic_steps.py --out results/steps                  # auto on every problem
     python benchmarks/automatic_steps.py --out results/steps --grid           # and the 24 points of the grid
-    python benchmarks/automatic_steps.py --out results/steps --grid-memory    # and the grid with the memory of "auto"
+    python benchmarks/automatic_steps.py --out results/steps --grid-memory    # and the grid with a memory
     python benchmarks/automatic_steps.py --out results/steps --problem ridge  # one problem; may be repeated
-    python benchmarks/automatic_steps.py --out results/steps --held-out       # problems on which nothing was chosen
+    python benchmarks/automatic_steps.py --out results/steps --held-out       # problems on which nothing was tuned
 
 Every run is a JSON file in the folder, and one that is there is not done again, so the program can be stopped and
 started. It ends with the table of docs/steps.md: the rounds to the target, with those that the measurement took.
@@ -331,7 +331,7 @@ MEMORY = 40  # what "auto" takes for vectors of this size
 
 
 def done(file: Path, case: Case, settings: dict[str, Any], most: float = math.inf) -> dict[str, Any]:
-    """The outcome of one run, from its file or by running it. It ends when it has arrived, or after `most` rounds."""
+    """The outcome of one run, from its file or by running it. It ends at the target, or after `most` rounds."""
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text())
         return found

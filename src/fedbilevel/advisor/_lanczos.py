@@ -97,7 +97,7 @@ class Krylov:
         return self.length * (np.stack(self._basis[:k]).T @ (s @ (inverse * s[0])))
 
     def pairs(self) -> Iterator[tuple[Vector, Vector]]:
-        """Ritz vectors with their products, those of the largest curvature first. All are orthogonal and conjugate."""
+        """Ritz vectors with their products, those of the largest curvature first. They are conjugate."""
         k = self.products
         if not k:
             return

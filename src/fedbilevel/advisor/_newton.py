@@ -1,7 +1,8 @@
 """The upper quasi-Newton step, from the same secants of the hypergradient as the step size α.
 
 Every outer iteration gives a pair (x_k - x_{k-1}, h_k - h_{k-1}), and the last `LENGTH` pairs with positive
-curvature give an approximation M of the inverse Hessian of F(x) = f(x, y*(x)) (`algorithms/secants.py`). The next x is
+curvature give an approximation M of the inverse Hessian of F(x) = f(x, y*(x)) (`algorithms/secants.py`). The
+next x is
 
     x + t d        with  d = -M h  and  t = min(1, R / ||d||)
 
@@ -12,7 +13,8 @@ hypergradient tells what it did change by:  κ = sᵀ(h_{k+1} - h_k) / (-t sᵀh
 
     κ > 2        the curvature is more than twice that of the model; R becomes half of ||s||
     κ ≥ 1/2      the model is right; R becomes at least 2 ||s||
-    otherwise    the model does not know this direction, or F is not convex; R shrinks to a quarter, but not below 2 ||s||
+    otherwise    the model does not know this direction, or F is not convex; R shrinks to a quarter, but not
+                 below 2 ||s||
 
 A feasible set. The gradient step x - α h, projected, lies on a face of the set. In the directions of this face
 the step is d, from the parts of h and of the pairs along it; in all others it is the gradient step. The sum is

@@ -87,7 +87,7 @@ def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, 
 
 
 def is_short(memory: Mapping[str, np.ndarray], x: Vector) -> bool:
-    """Whether x has moved so little since the last secant that another one would measure the rounding of float32."""
+    """Whether x has moved so little since the last secant that another would measure the rounding of float32."""
     x = np.asarray(x, np.float64)
     return bool(np.linalg.norm(x - memory["x"]) <= NOISE * max(1.0, float(np.linalg.norm(x))))
 

@@ -235,7 +235,7 @@ def _terms(algorithm: Any, name: str, more: int, spectrum: Spectrum, bias: float
 
 def _lower_rounds(algorithm: Any, name: str, spectrum: Spectrum) -> Advice:
     if keeps_pairs(algorithm):
-        why = "the most; quasi-Newton steps end when ∇_y g is a tenth of what it was"
+        why = "the most; quasi-Newton steps end when ∇_y g is a fifth of what it was"
         return Advice(name, getattr(algorithm, name), MOST_ROUNDS, why)
     step = setting_that(algorithm, Moves.LOWER)
     beta = 0.0 if step is None else getattr(algorithm, step)

@@ -22,17 +22,18 @@ condition number. After the lower loop the server solves  mean_i ∇²_y G_i(x, 
 conjugate gradients, from the p of the iteration before. Every product is a round: 2N+3+T rounds for T products.
 
 With `memory` the server also keeps the last directions of y and their Hessian products. They come from the
-conjugate gradients and from the lower rounds themselves, and give an approximation M of (∇²_y g)^{-1} (`secants.py`).
-The conjugate gradients are preconditioned by M, and the lower loop is
+conjugate gradients and from the lower rounds themselves, and give an approximation M of (∇²_y g)^{-1}
+(`secants.py`). The conjugate gradients are preconditioned by M, and the lower loop is
 
     y ← y - M q        with  q = mean_i ∇_y G_i(x, y), a round
 
-at most N times, and ended as soon as ||q|| is a tenth of what it was. There are no local lower steps then. M begins
-with β, so β is still at most 1/L_g. It is meant for full batches and for cohorts of all clients.
+at most N times, and ended as soon as ||q|| is a fifth of what it was. There are no local lower steps then. M
+begins with β, so β is still at most 1/L_g. It is meant for full batches and for cohorts of all clients.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ from .conjugate import solve
 from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_gradient, lower_steps, regions
 from .secants import quasi_newton, with_pair
 
-ENOUGH = 0.1  # With a memory, lower rounds end when the gradient has this share of its first length.
+ENOUGH = 0.2  # With a memory, lower rounds end when the gradient has this share of its first length.
 WORSE = 2.0  # how many times longer it may become before y goes back
 
 
@@ -210,10 +211,11 @@ class AggITD(LowerWork, ImplicitHypergradient):
         b, w = fed.round(system, p=start if start.any() else None, source=True, **rows)
         if b is not None and b.any() and not free(b).any():  # y cannot move in any direction that matters
             return jnp.zeros_like(b), pairs
-        known = dict(precondition=lambda r: quasi_newton(pairs, r, self.beta)) if pairs is not None else {}
-        image = None if w is None else free(w)
-        p = solve(product, free(b), start, image, self.cg_steps, self.cg_tolerance, **known)
-        for pair in made if pairs is not None else ():
+        image, enough = None if w is None else free(w), (self.cg_steps, self.cg_tolerance)
+        if pairs is None:
+            return solve(product, free(b), start, image, *enough), None
+        p = solve(product, free(b), start, image, *enough, partial(quasi_newton, pairs, scale=self.beta))
+        for pair in made:
             pairs = with_pair(pairs, *pair)
         return p, pairs
 
