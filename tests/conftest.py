@@ -21,6 +21,13 @@ os.environ.setdefault("FEDBILEVEL_STATE", str(STATE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# Programs of tests are compiled with less optimisation, which takes XLA about a third of the processor time, since
+# most of them run only a few times. Processes that tests start inherit it, so that results of two processes can be
+# compared bit for bit. Users compile with XLA's own settings, and rounding differs between the two in the last
+# digits. So `make test` runs some files with an empty XLA_FLAGS (see the Makefile), and other files can be run so.
+QUICK = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
+os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
+
 import jax
 import pytest
 from hypothesis import settings
@@ -36,7 +43,8 @@ settings.register_profile("same every time", derandomize=True, deadline=None)
 settings.load_profile("same every time")
 
 # These files take longest and come first, so that two workers end together.
-NAMES = ("flare", "ray", "matrix", "example", "doors", "studies", "run", "distributed", "engines", "scale")
+NAMES = ["flare", "matrix", "example", "run", "ray", "doors", "studies", "distributed", "engines", "own_variables"]
+NAMES += ["after", "upper", "scale"]
 LONGEST = [f"test_{name}.py" for name in NAMES]
 
 

@@ -1,6 +1,6 @@
 """A ten-round trace of FBO-AggITD with its ledger, as it was when it was last looked at.
 
-FEDBILEVEL_WRITE_GOLDEN=1 .venv/bin/pytest tests/test_golden.py writes it anew; say why in the commit.
+XLA_FLAGS= FEDBILEVEL_WRITE_GOLDEN=1 .venv/bin/pytest tests/test_golden.py writes it anew; say why in the commit.
 """
 
 from __future__ import annotations
