@@ -120,9 +120,6 @@ class OwnPart:
         return [w[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
 
 
-def own_part(self) -> OwnPart | None: ...
-
-
 def own_part(problem: Any) -> OwnPart | None:
     """The own variables of a problem, or None if clients have none, or the problem does not know of them."""
     part: OwnPart | None = getattr(problem, "own_part", None)

@@ -102,7 +102,7 @@ class Call:
 
     @cached_property
     def shapes(self) -> tuple[Any, ...]:
-        """The shapes and types of the vectors, arrays and rows, the constants, and the samples without their count."""
+        """Shapes and types of vectors, arrays and rows, the constants, and the samples without their counts."""
         rows = ((name, each.values) for name, each in self.rows.items())
         return (
             tuple((name, np.shape(h.value), _type(h.value)) for name, h in self.held.items()),

@@ -1,9 +1,9 @@
 """The rows that the clients of a chunk draw, call after call.
 
-A draw has a part that is the same in every call, which is put on the devices once. The other part, the places of the
-rows, is drawn anew at the address of each call. Most methods draw alike in every outer iteration. So the rows of an
-argument are drawn at once for all calls of a cohort in which the cohort before it has drawn them. This is only a guess
-of what will be asked for: a call gets the rows of its address, whether they were drawn ahead or not.
+A draw has a part that is the same in every call, which is put on the devices once. The other part, the places of
+the rows, is drawn anew at the address of each call. Most methods draw alike in every outer iteration. So the rows
+of an argument are drawn at once for all calls of a cohort in which the cohort before it has drawn them. This is
+only a guess of what will be asked for: a call gets the rows of its address, whether they were drawn ahead or not.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Draws:
 
 
 def _kind(descriptor: Descriptor) -> Any:
-    """What draws that are alike have in common: it matters whether rows are taken again, but not of which round."""
+    """What draws that are alike have in common: whether rows are taken again matters, but not of which round."""
     if not isinstance(descriptor, Samples):
         return descriptor
     count = descriptor.count

@@ -17,8 +17,8 @@ NUMBERS = 1024  # the most single numbers
 class Placed:
     """Puts values on all devices, each once.
 
-    A mean comes to the server on one device, but the program that made it has left it on all of them. If the server
-    sends it to the clients as it is, the copies that are there are used.
+    A mean comes to the server on one device, but the program that made it has left it on all of them. If the
+    server sends it to the clients as it is, the copies that are there are used.
     """
 
     def __init__(self, everywhere: NamedSharding) -> None:

@@ -1,8 +1,9 @@
 """The engine that `federation.engine = "auto"` stands for.
 
-The choice is between one program for many rounds (`fused`) and one for each step (`simulation`). It is made by the
-arithmetic of a round, which is counted and not timed. Two machines therefore choose alike, a run that is resumed goes
-on with the engine that it began with, and the numbers of a run do not depend on what else its machine had to do.
+The choice is between one program for many rounds (`fused`) and one for each step (`simulation`). It is made by
+the arithmetic of a round, which is counted and not timed. Two machines therefore choose alike, a run that is
+resumed goes on with the engine that it began with, and the numbers of a run do not depend on what else its machine
+had to do.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..spec import FederationSettings
 from ..steps import Draw, PartName, steps_of
 from ._rehearsal import rehearsed_calls
 
-# A round of the simulation costs the host from half a millisecond to a few. `fused` saves that, but computes on one
-# device only. Up to this many operations a round, the computation takes about as long as what is saved.
+# A round of the simulation costs the host from half a millisecond to a few. `fused` saves that, but computes on
+# one device only. Up to about this many operations a round, it was measured to be faster (docs/engines.md).
 MOST = 2e7
 
 
@@ -51,7 +52,7 @@ def choose_engine(
     algorithm: Algorithm,
     check: Callable[[], None],
 ) -> tuple[Engine, EngineChoice]:
-    """Choose the engine of a run and build it. `check` raises if a setting of the run needs another than `fused`."""
+    """Choose the engine of a run and build it. `check` raises if a setting of the run rules out `fused`."""
     settings: AutoSettings = rules.engine
 
     def built(kind: type[SimulationSettings] | type[FusedSettings]) -> Engine:
@@ -75,9 +76,10 @@ def choose_engine(
 def operations_of_a_round(engine: Engine, algorithm: Algorithm) -> float:
     """The floating-point operations of the clients in a round, on average over the rounds of an outer iteration.
 
-    An iteration is rehearsed to know which rows its clients draw. A row of a draw counts as one gradient, of the lower
-    loss by y or of the upper loss by x, and a new x as one pass over all rows. Steps that take several derivatives of
-    a draw have a few times as many operations. If a method cannot be rehearsed, a round is one pass over all rows.
+    An iteration is rehearsed to know which rows its clients draw. A row of a draw counts as one gradient, of the
+    lower loss by y or of the upper loss by x, and a new x as one pass over all rows. Steps that take several
+    derivatives of a draw have a few times as many operations. If a method cannot be rehearsed, a round is one pass
+    over all rows.
     """
     problem, clients = engine.problem, engine.clients
     state = algorithm.init(problem, clients.count)

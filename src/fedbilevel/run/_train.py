@@ -80,7 +80,8 @@ def train(
                     `{"metric": "auc", "at": 0.9}`
     engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
                     of `federation`. "auto" is "fused" for small problems if the run can be fused, and else
-                    "simulation"; the summary says which was chosen and why. An engine that is given as an object is not closed
+                    "simulation"; the summary says which was chosen and why. An engine that is given as an
+                    object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
