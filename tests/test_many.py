@@ -185,7 +185,9 @@ def test_folders_are_those_of_single_runs_and_can_be_continued(engine: fb.Fused,
     rules = {"every": 4, "checkpoint_every": 2}
     many(engine, method, STEPS[:2], stop={"iterations": 3}, evaluate=rules, out=tmp_path)
     found = many(engine, method, STEPS[:2], evaluate=rules, out=tmp_path, resume=True)
-    agree(found[1], alone(engine, method, STEPS[0], 3, evaluate=rules))
+    single: dict[str, Any] = dict(evaluate=rules, out=tmp_path / "alone")
+    alone(engine, method, STEPS[0], 3, stop={"iterations": 3}, **single)
+    agree(found[1], alone(engine, method, STEPS[0], 3, resume=True, **single))
     saved = fb.load_run(tmp_path / "000-seed-3")
     np.testing.assert_allclose(saved.y, found[1].y)
     assert saved.summary["rounds"] == found[1].summary["rounds"]

@@ -42,7 +42,7 @@ def in_one_program(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
 
 
 def lines(history: Any) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in history]
+    return [{k: v for k, v in line.items() if k != "seconds" and v is not None} for line in history]
 
 
 def test_halving_goes_on_with_the_best_third_and_begins_no_run_again(

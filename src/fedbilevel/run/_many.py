@@ -265,7 +265,8 @@ class _Many:
 
     def _alone(self, jobs: Sequence[_Job], why: str) -> list[Result]:
         """Run every job by itself, one after the other."""
-        if self.engine is None and isinstance(self.rules.engine, FusedSettings) and not self.lenient:
+        fused = isinstance(self.engine, Fusible) if self.engine else isinstance(self.rules.engine, FusedSettings)
+        if fused and not self.lenient:
             raise SettingsError(why)
         messages.warning("%d runs are run one after the other: %s", len(jobs), why)
         rules = dataclasses.replace(self.rules, engine=ENGINES["simulation"]()) if self.lenient else self.rules
