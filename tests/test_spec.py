@@ -382,10 +382,13 @@ def test_an_unknown_name_of_a_table_lists_the_known_ones(where: str, known: str)
         ({"federation.devices": 2}, "federation.devices is not a setting"),
         ({"algorithm.name": "fbo-aggitd", "algorithm.T": 5}, "algorithm.T is not a setting"),
         ({"federation.aggregator": "trimmed-mean", "federation.aggregator.share": 0.5}, "share = 0.5 is wrong"),
-        ({"federation.engine": 5}, "federation.engine = 5 is wrong: use one of: fused, loop, ray, simulation"),
+        (
+            {"federation.engine": 5},
+            "federation.engine = 5 is wrong: use one of: auto, fused, loop, ray, simulation",
+        ),
         (
             {"federation.engine": True},
-            "federation.engine = True is wrong: use one of: fused, loop, ray, simulation",
+            "federation.engine = True is wrong: use one of: auto, fused, loop, ray, simulation",
         ),
         ({"federation.aggregator": [1]}, "federation.aggregator = .* is wrong: use one of: bucketing, centred"),
     ],

@@ -25,16 +25,22 @@ def rehearsed_rounds(algorithm: Algorithm, fed: Federation, state: Any) -> int |
     are, so that what it draws is what it would draw. No client computes, nothing is sent, and the books do not
     change. A method whose number of rounds depends on the values of replies may take another number.
     """
-    calls = rehearsed_calls(algorithm, fed, state)
-    return None if calls is None else sum(call.kind is Kind.ROUND for call in calls)
+    done = _rehearsed(algorithm, fed, state)
+    return None if done is None else done[0].rounds - fed.ledger.rounds
 
 
 def rehearsed_calls(algorithm: Algorithm, fed: Federation, state: Any) -> list[Call] | None:
     """The calls that an iteration from this state would make, as `rehearsed_rounds` finds them."""
+    done = _rehearsed(algorithm, fed, state)
+    return None if done is None else done[1]
+
+
+def _rehearsed(algorithm: Algorithm, fed: Federation, state: Any) -> tuple[Ledger, list[Call]] | None:
+    """The books after an iteration, and its calls. Exchanges between agents are in the books only."""
     ledger, engine = Ledger.from_mapping(fed.ledger.to_mapping()), _Zeros(fed.engine)
     with contextlib.suppress(Exception):  # a method that cannot bear zeros is not wrong
         algorithm.step(Federation(engine, seed=fed.seed, ledger=ledger), state)
-        return engine.calls
+        return ledger, engine.calls
     return None
 
 
