@@ -88,6 +88,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "naive-itd": dict(N=2, alpha=0.1, beta=0.1, lam=0.3, participation=1.0),
     "gossip": dict(alpha=0.1, gamma=0.1, b=2, L_g=2.0),
     "ma-dsbo": dict(alpha=0.1, beta=0.1, gamma=0.3, T=2, N=3),
+    "fedsoba": dict(alpha=0.1, beta=0.3, momentum=0.5, steps="adagrad", participation=1.0),
+    "simfbo": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
+    "shrofbo": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
+    "fedmsa": dict(alpha=0.1, beta=0.1, tau=2, renewal=0.5, participation=0.5),
+    "fed-f2sa": dict(alpha=0.1, beta=0.1, nu=0.1, difference="symmetric", participation=1.0),
+    "fedavg": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
 }
 
 

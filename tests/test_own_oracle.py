@@ -18,6 +18,8 @@ METHODS: dict[str, Any] = {
     "svrg": fb.AggITD(N=2, alpha=0.1, beta=0.1, lam=0.3, participation=1.0, lower_steps=3, batch_zeta_local=4),
     "sgd": fb.AggITD(N=2, lam=0.3, participation=1.0, lower_solver="sgd", lower_steps=2, upper_steps=2, batch_u=4),
     "fednest": fb.FedNest(N=1, T=3, lam=0.3, participation=1.0, lower_steps=2),
+    "simfbo": fb.SimFBO(alpha=0.1, beta=0.1, tau=2, participation=1.0),
+    "fed-f2sa": fb.FedF2SA(alpha=0.1, beta=0.1, nu=0.1, participation=1.0),
 }
 
 
@@ -76,6 +78,9 @@ class ClosedForm:
 
     def g_xy(self, y: Any, v: Any, chi: fb.Draw, at: Any = None) -> Any:
         return self._lower["B"][0].T @ v
+
+    def g_x(self, y: Any, zeta: fb.Draw, at: Any = None) -> Any:
+        return self._lower["B"][0].T @ y
 
 
 class ByHand:

@@ -13,7 +13,21 @@ from .aggregate import (
     TrimmedMean,
     gather_by,
 )
-from .algorithms import MADSBO, AggITD, Algorithm, FedNest, Gossip, LFedNest, NaiveITD
+from .algorithms import (
+    MADSBO,
+    AggITD,
+    Algorithm,
+    FedAvg,
+    FedF2SA,
+    FedMSA,
+    FedNest,
+    FedSOBA,
+    Gossip,
+    LFedNest,
+    NaiveITD,
+    ShroFBO,
+    SimFBO,
+)
 from .batch import Batch
 from .check import check
 from .data import ClientData, Clients, ClientSize, Dataset, LazyClients, ListedClients, Part, clients_from
@@ -38,7 +52,7 @@ from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
 from .loggers import Log, LoggedRun, Logger
-from .oracle import Oracle, OwnOracle
+from .oracle import Directions, Oracle, OwnOracle, directions
 from .own import PerRow
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
@@ -98,14 +112,19 @@ __all__ = [
     "DataUnavailable",
     "Dataset",
     "Diagnosis",
+    "Directions",
     "Diverged",
     "Draw",
     "Engine",
     "Epochs",
     "Fault",
+    "FedAvg",
     "FedBilevelError",
     "FedBilevelWarning",
+    "FedF2SA",
+    "FedMSA",
     "FedNest",
+    "FedSOBA",
     "Federation",
     "Fused",
     "GeometricMedian",
@@ -153,6 +172,8 @@ __all__ = [
     "Scalar",
     "Secret",
     "SettingsError",
+    "ShroFBO",
+    "SimFBO",
     "Simplex",
     "Simulation",
     "Spec",
@@ -174,6 +195,7 @@ __all__ = [
     "client_step",
     "clients_from",
     "diagnose",
+    "directions",
     "gather_by",
     "heads",
     "load_run",

@@ -26,7 +26,7 @@ from jax import Array
 
 from .batch import Batch
 from .heads import OnVectors
-from .oracle import Arrays, Kept, PartArrays, recall
+from .oracle import Arrays, Directions, Kept, PartArrays, recall
 from .own import KEPT, OwnPart
 from .steps import Draw, PartName, Stream
 
@@ -63,6 +63,7 @@ class Derivative(Enum):
     G_XY = 6
     F_W = 7
     G_WY = 8
+    G_X = 9
 
 
 class Embedded(NamedTuple):
@@ -198,6 +199,23 @@ class JaxOracle:
 
         return self._gradient_x("lower", chi, at, along)
 
+    def g_x(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """∇_x g_i(x, y; ζ)"""
+        loss = self._loss("lower", zeta, Derivative.G_X)
+        return self._gradient_x("lower", zeta, at, lambda x, features: loss(x, features, y))
+
+    def directions(self, y: Array, v: Array, zeta: Draw, xi: Draw, at: Array | None = None) -> Directions:
+        """f_x - g_xy v, g_y and g_yy v - f_y, with one pass through `embed` for each part."""
+        upper, lower = self._loss("upper", xi, Derivative.F_X), self._loss("lower", zeta, Derivative.G_XY)
+
+        def slope(x: Array, features: PyTree, y: Array) -> Array:
+            return jax.jvp(lambda w: lower(x, features, w), (y,), (v,))[1]
+
+        f_x, f_y = _gradients(upper, y, *self._with_pullback("upper", xi, at))
+        x, features, pullback = self._with_pullback("lower", zeta, at)
+        g_xy, g_yy = _gradients(slope, y, x, features, pullback)
+        return Directions(f_x - g_xy, jax.grad(lower, 2)(x, features, y), g_yy - f_y)
+
     def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_w f_i(x, y; ξ)"""
         return jax.grad(self._loss("upper", xi, Derivative.F_W), 3)(*self._point("upper", xi, at), y, self.w)
@@ -257,6 +275,16 @@ class JaxOracle:
             return x, _take(getattr(self._memory, part).features, rows)
         return x, self._problem.features(x, _take(getattr(self._data, part).inputs, rows))
 
+    def _with_pullback(self, part: PartName, rows: Draw, at: Array | None) -> tuple[Array, PyTree, Any]:
+        """x, the features of the rows at x, and the pullback of `embed`, or None without one."""
+        x = self.x if at is None else at
+        if self._memory is not None and x is self.x and rows.index is None:
+            return x, *getattr(self._memory, part)
+        inputs = _take(getattr(self._data, part).inputs, rows)
+        if self._problem.embed is None:
+            return x, inputs, None
+        return x, *jax.vjp(lambda v: self._problem.features(v, inputs), x)
+
     def _gradient_x(self, part: PartName, rows: Draw, at: Array | None, function: Any) -> Array:
         """The total x-gradient of function(x, features(x))."""
         x = self.x if at is None else at
@@ -269,16 +297,19 @@ class JaxOracle:
 
     def _pulled_back(self, part: PartName, rows: Draw, at: Array | None, cotangent: Any) -> Array:
         """The x-gradient of a function of the features, from cotangent(batch), its gradient by the features."""
-        x = self.x if at is None else at
-        if self._problem.embed is None:
+        x, features, pullback = self._with_pullback(part, rows, at)
+        if pullback is None:
             return jnp.zeros_like(x)
-        batch = self._rows(part, rows)
-        if self._memory is not None and x is self.x and rows.index is None:
-            features, pullback = getattr(self._memory, part)
-        else:
-            features, pullback = jax.vjp(lambda v: self._problem.features(v, batch.inputs), x)
-        made: Array = pullback(cotangent(batch._replace(features=features)))[0]
+        made: Array = pullback(cotangent(self._rows(part, rows)._replace(features=features)))[0]
         return made
+
+
+def _gradients(function: Any, y: Array, x: Array, features: PyTree, pullback: Any) -> tuple[Array, Array]:
+    """The total gradient of function(x, features(x), y) in x, and that in y."""
+    if pullback is None:
+        return jax.grad(function, (0, 2))(x, features, y)
+    in_x, through, in_y = jax.grad(function, (0, 1, 2))(x, features, y)
+    return in_x + pullback(through)[0], in_y
 
 
 def _take(tree: PyTree, rows: Draw) -> PyTree:

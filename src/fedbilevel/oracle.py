@@ -7,7 +7,7 @@ from JAX (`_derivatives.py`, which every `Problem` uses), from another library, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,31 @@ from jax import Array
 
 from .data import ClientSize
 from .errors import StepError
-from .steps import Draw
+from .steps import Draw, X, Y
+from .stepsizes import Moves
 
 PyTree = Any
+
+
+class Directions(NamedTuple):
+    """The directions in which a single-loop method moves x, y and v ≈ (∇²_y g)^{-1} ∇_y f. It is a reply, too.
+
+        x:  ∇_x f_i - ∇_x∇_y g_i v        y:  ∇_y g_i        v:  ∇²_y g_i v - ∇_y f_i
+
+    All three are linear in the losses, so their means over clients are the directions of the mean losses. Where
+    all three means are zero, y is the lower solution and x is a stationary point.
+    """
+
+    x: X
+    y: Y
+    v: Annotated[Y, Moves.PRODUCT]
 
 
 class Oracle(Protocol):
     """The derivatives of one client's losses, and the vectors that the client has.
 
     f_x = ∇_x f_i    f_y = ∇_y f_i    g_y = ∇_y g_i    g_yy v = ∇²_y g_i v    g_xy v = ∇_x∇_y g_i v
+    g_x = ∇_x g_i    is asked for by first-order methods only
 
     `c.x` and `c.y` are the held vectors. The first argument of a derivative is the y at which it is taken, `at` is
     the x (default: the held one), and the last argument has the rows.
@@ -61,6 +77,30 @@ class Oracle(Protocol):
 
     def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
         """∇_x ⟨∇_y g_i(x, y; χ), v⟩"""
+
+    def g_x(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
+        """∇_x g_i(x, y; ζ)"""
+
+
+@runtime_checkable
+class OnePass(Protocol):
+    """An oracle that computes all three directions at once, which is faster than one derivative after another."""
+
+    def directions(self, y: Array, v: Array, zeta: Draw, xi: Draw, at: Array | None = None) -> Directions:
+        """The directions at (x, y, v) on rows ζ of the lower loss and ξ of the upper one."""
+
+
+def directions(c: Oracle, y: Array, v: Array, zeta: Draw, xi: Draw, at: Array | None = None) -> Directions:
+    """The directions at (x, y, v) on rows ζ of the lower loss and ξ of the upper one, as fast as the oracle can.
+
+    If every derivative of a random loss makes choices of its own, the five derivatives are taken one by one.
+    """
+    anew = any(rows.chance is not None and rows.chance.anew for rows in (zeta, xi))
+    if isinstance(c, OnePass) and not anew:
+        return c.directions(y, v, zeta, xi, at)
+    return Directions(
+        c.f_x(y, xi, at) - c.g_xy(y, v, zeta, at), c.g_y(y, zeta, at), c.g_yy(y, v, zeta, at) - c.f_y(y, xi, at)
+    )
 
 
 class OwnOracle(Oracle, Protocol):
@@ -174,6 +214,9 @@ class Shapes:
         return self._y
 
     def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
+        return self._x
+
+    def g_x(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
         return self._x
 
     def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:

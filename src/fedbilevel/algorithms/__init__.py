@@ -9,11 +9,16 @@ from ..federation import Federation
 from ..names import Names
 from ..problem import BilevelProblem
 from .aggitd import AggITD
+from .fedavg import FedAvg
+from .fedf2sa import FedF2SA
+from .fedmsa import FedMSA
 from .fednest import FedNest
+from .fedsoba import FedSOBA
 from .gossip import Gossip
 from .lfednest import LFedNest
 from .madsbo import MADSBO
 from .naive_itd import NaiveITD
+from .simfbo import ShroFBO, SimFBO
 
 
 class Algorithm(Protocol):
@@ -82,6 +87,12 @@ ALGORITHMS: Names[type[Any]] = Names(
         "naive-itd": NaiveITD,
         "gossip": Gossip,
         "ma-dsbo": MADSBO,
+        "fedsoba": FedSOBA,
+        "simfbo": SimFBO,
+        "shrofbo": ShroFBO,
+        "fedmsa": FedMSA,
+        "fed-f2sa": FedF2SA,
+        "fedavg": FedAvg,
     },
     needs=("init", "step", "needs_server"),
 )
@@ -92,11 +103,17 @@ __all__ = [
     "AggITD",
     "Algorithm",
     "Checked",
+    "FedAvg",
+    "FedF2SA",
+    "FedMSA",
     "FedNest",
+    "FedSOBA",
     "Gossip",
     "LFedNest",
     "MovesOwn",
     "NaiveITD",
     "Reporting",
     "Sampling",
+    "ShroFBO",
+    "SimFBO",
 ]

@@ -29,6 +29,8 @@ from .secants import length_for, no_pairs
 
 BatchSize = Count | Literal["full"]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
+Participation = Count | Annotated[float, Field(gt=0, le=1)]
+CLIENTS_ASKED = about("clients per outer iteration: a whole number, or a share such as 0.1; 1.0 means all clients")
 
 
 class State(NamedTuple):
@@ -132,10 +134,7 @@ class LocalWork:
     projects: ClassVar[bool] = True
     restricts: ClassVar[bool] = False
 
-    participation: Annotated[
-        Count | Annotated[float, Field(gt=0, le=1)],
-        about("clients per outer iteration: a whole number, or a share such as 0.1; 1.0 means all clients"),
-    ] = 0.1
+    participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
     share_steps: Annotated[
         bool, about("divide the step sizes among the local steps: α/τ_i and β/τ_i, as in the theory")
     ] = False
@@ -144,11 +143,7 @@ class LocalWork:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
         for name in ("lower_steps", "upper_steps"):
-            steps = getattr(self, name, None)
-            if isinstance(steps, tuple) and len(steps) != clients:
-                raise SettingsError(
-                    f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
-                )
+            check_counts(name, getattr(self, name, None), clients)
 
     def in_use(self, declared: list[StepSize]) -> list[StepSize]:
         """The step sizes without λ if conjugate gradients are used, and with the optimiser's if it replaces α."""
@@ -169,13 +164,7 @@ class LocalWork:
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> Any:
         """The initial parameters of the problem, however many clients there are: a `State`, or a `ServerState`."""
-        region = regions_of(problem).y
-        if region.project is not None and (region.tangent is None or not self.restricts):
-            text = (
-                "the hypergradient ignores feasible_y, so it is right only while y* is in the interior; "
-                "fbo-aggitd, fednest and naive-itd take a Box or a Simplex into account"
-            )
-            warnings.warn(text, FedBilevelWarning, stacklevel=2)
+        warn_of_sets(problem, self.restricts)
         x, y, upper = problem.flat_x.vector, problem.flat_y.vector, getattr(self, "upper", None)
         momentum, solves = bool(getattr(self, "momentum_y", 0)), getattr(self, "estimator", None) == "cg"
         if upper is None and not momentum and not solves:
@@ -223,7 +212,7 @@ class LowerWork(LocalWork):
         if self.lower_steps is None:
             work: Epochs | Samples = Epochs("lower", rows, self.lower_epochs)
         else:
-            work = Samples("lower", rows, _count(self.lower_steps))
+            work = Samples("lower", rows, count_of(self.lower_steps))
         return dict(beta=self.beta, shared=self.share_steps, zeta=work)
 
     def lower_loop(self, fed: Federation, s: S, N: int) -> S:
@@ -275,7 +264,7 @@ class UpperWork(LocalWork):
     @property
     def upper_work(self) -> dict[str, Any]:
         """The arguments of a round of upper local steps."""
-        work = Samples("upper", rows_of(self.batch_xi_local), _count(self.upper_steps))
+        work = Samples("upper", rows_of(self.batch_xi_local), count_of(self.upper_steps))
         return dict(alpha=self.alpha, shared=self.share_steps, xi=work)
 
     def after_upper(self, fed: Federation, s: S, mean: Array) -> S:
@@ -371,6 +360,17 @@ class ImplicitHypergradient(AveragedHypergradient):
         return self.follow(fed, s, h, drawn) if h.size else s
 
 
+def warn_of_sets(problem: BilevelProblem, restricts: bool) -> None:
+    """Warn if the hypergradient of a method does not take the feasible set of y into account."""
+    region = regions_of(problem).y
+    if region.project is not None and (region.tangent is None or not restricts):
+        text = (
+            "the hypergradient ignores feasible_y, so it is right only while y* is in the interior; "
+            "a Box or a Simplex is taken into account by fbo-aggitd, fednest, naive-itd and single-loop methods"
+        )
+        warnings.warn(text, FedBilevelWarning, stacklevel=3)
+
+
 def once(steps: int | tuple[int, ...]) -> bool:
     """Whether every client makes one step. One-Round-Upper then gives x - α h."""
     return steps == 1 or (isinstance(steps, tuple) and set(steps) == {1})
@@ -391,5 +391,13 @@ def rows_of(size: int | str) -> int | None:
     return None if isinstance(size, str) else size
 
 
-def _count(steps: int | tuple[int, ...]) -> int | PerClient:
+def check_counts(name: str, steps: int | tuple[int, ...] | None, clients: int) -> None:
+    """Raise `SettingsError` if a list of steps does not have one number for each registered client."""
+    if isinstance(steps, tuple) and len(steps) != clients:
+        raise SettingsError(
+            f"{name} has {len(steps)} numbers for {clients} clients; give one number, or one for each"
+        )
+
+
+def count_of(steps: int | tuple[int, ...]) -> int | PerClient:
     return PerClient(steps) if isinstance(steps, tuple) else steps

@@ -1,0 +1,77 @@
+"""FedSOBA: the single-loop method SOBA (Dagréou, Ablin, Vaiter and Moreau, "A framework for bilevel optimization
+that enables stochastic and global variance reduction algorithms", NeurIPS 2022) in a federation.
+
+One outer iteration is one round, with the means over the cohort:
+
+    x ← x - α (∇_x f - ∇_x∇_y g v)      y ← y - β ∇_y g      v ← v - ρ (∇²_y g v - ∇_y f)
+
+all three at the old (x, y, v). A client receives and sends p + 2q numbers. Clients make no local steps, so the
+fixed point has no drift: it is the stationary point itself, whatever the step sizes are, as long as they converge.
+
+With a robust rule (`federation.aggregator`) on each of the three directions this is BR-FedBi. `upper` gives the
+direction of x to any optimiser of Optax.
+
+`steps="adagrad"` needs no step sizes, as tuning-free bilevel methods do (S-TFBO; from memory of the paper):
+
+    a² ← a² + ||∇_y g||²      b² ← b² + ||∇²_y g v - ∇_y f||²      c² ← c² + ||∇_x f - ∇_x∇_y g v||²
+    y: β/a      v: β/max(a, b)      x: α/(c max(a, b))
+
+where a, b and c begin at `offset`, and α and β are plain factors that may stay at 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..federation import Federation
+from ..oracle import Directions, Oracle, directions
+from ..problem import BilevelProblem
+from ..settings import Positive, about, settings
+from ..steps import Draw, client_step
+from .single import Rates, SingleLoop, SingleState
+
+
+@client_step
+def three_directions(c: Oracle, v: Array, zeta: Draw, xi: Draw) -> Directions:
+    """d_i(x, y, v), with one sample of each level for all three."""
+    return directions(c, c.y, v, zeta, xi)
+
+
+@settings
+class FedSOBA(SingleLoop):
+    """FedSOBA: x, y and v move at once, in one round."""
+
+    steps: Annotated[
+        Literal["constant", "adagrad"],
+        about("constant: α, β and ρ as they are; adagrad: divided by norms of all directions so far"),
+    ] = "constant"
+    offset: Annotated[Positive, about("adagrad: the norms at the start; its square is added to the squares")] = 1.0
+
+    def check(self, clients: int) -> None:
+        """Raise `SettingsError` if a setting does not fit the number of registered clients."""
+        self.check_cohort(clients)
+
+    def init(self, problem: BilevelProblem, clients: int = 1) -> SingleState:
+        """The initial parameters; v, the momenta and the sums of squares begin at their start."""
+        start = self.start(problem)
+        squares = jnp.full(3, self.offset**2, jnp.float32)
+        return start._replace(past=squares) if self.steps == "adagrad" else start
+
+    def step(self, fed: Federation, s: SingleState) -> SingleState:
+        """One outer iteration: one round."""
+        fed = fed.cohort(self.participation)
+        fed.hold(x=s.x, y=s.y)
+        d = fed.round(three_directions, v=s.v, **self.rows)
+        if s.past is None:
+            return self.move(fed, s, d, self.rates)
+        s = s._replace(past=s.past + jnp.stack([jnp.vdot(each, each) for each in d]))
+        return self.move(fed, s, d, self.adapted(s.past))
+
+    def adapted(self, squares: Array) -> Rates:
+        """The step sizes of x, y and v for these sums of squares of their directions."""
+        c, a, b = jnp.sqrt(squares)
+        both = jnp.maximum(a, b)
+        return Rates(self.rates.x / (c * both), self.rates.y / a, self.rates.v / both)
