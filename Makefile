@@ -6,8 +6,9 @@ READY := .venv/.ready
 RESOLVE = $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-config --default-index https://pypi.org/simple --custom-compile-command "make lock"
 PIP := --quiet --disable-pip-version-check
-# Two workers; the tests of a file stay together, as they share what they set up.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Three workers on two cores, because tests of federations wait for processes a quarter of the time. The tests of a file stay
+# together, as they share what they set up.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 # The tests compile their programs with less optimisation than users do (tests/conftest.py). These files run with XLA's own
 # settings, because what they compare to the last bits is promised to users: the golden trace, the engines with each other,
 # a federation and a cluster with the loop and the simulation, and the README's examples.
@@ -22,11 +23,11 @@ demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/de
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
 test: $(READY)  ## all tests
-	XLA_FLAGS= $(BIN)/python -m pytest $(TWO) $(USERS)
-	$(BIN)/python -m pytest $(TWO) $(OTHERS)
+	XLA_FLAGS= $(BIN)/python -m pytest $(WORKERS) $(USERS)
+	$(BIN)/python -m pytest $(WORKERS) $(OTHERS)
 
 test-fast: $(READY)  ## the tests without those that start federations and clusters, for daily work
-	$(BIN)/python -m pytest $(TWO) -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 examples: $(READY)  ## the scripts of examples/ with checks of their numbers; figures in runs/examples
 	$(BIN)/python -m pytest examples
@@ -39,8 +40,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 coverage: $(READY)
-	XLA_FLAGS= $(BIN)/python -m pytest $(TWO) --cov --cov-report= $(USERS)
-	$(BIN)/python -m pytest $(TWO) --cov --cov-append --cov-report=term --cov-fail-under=90 $(OTHERS)
+	XLA_FLAGS= $(BIN)/python -m pytest $(WORKERS) --cov --cov-report= $(USERS)
+	$(BIN)/python -m pytest $(WORKERS) --cov --cov-append --cov-report=term --cov-fail-under=90 $(OTHERS)
 
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench
