@@ -314,6 +314,7 @@ HELD_OUT: dict[str, Callable[[], Case]] = {
 FURTHER: dict[str, Callable[[], Case]] = {
     "cancer-wide": lambda: cancer("cancer-wide", low=-8.0),
     "cancer-split-wide": lambda: cancer("cancer-split-wide", low=-8.0, test_size=0.25),
+    "cancer-fifth-wide": lambda: cancer("cancer-fifth-wide", low=-8.0, test_size=0.2),
 }
 ALL = CASES | HELD_OUT | FURTHER
 
