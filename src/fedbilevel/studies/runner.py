@@ -94,9 +94,9 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
     with ExitStack() as stack:
         progress = stack.enter_context(_progress(console))
         workers = list[_Worker]()
-        for _ in range(min(jobs, len(todo))):
+        for cores in _shares_of_cores(min(jobs, len(todo))):
             complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
-            workers.append(stack.enter_context(closing(_Worker(runs, complaints, alone=jobs > 1))))
+            workers.append(stack.enter_context(closing(_Worker(runs, complaints, cores, alone=jobs > 1))))
         task = progress.add_task("runs", total=len(waiting), left="")
         start, before = time.monotonic(), sum(map(runs.share, waiting))
         told = looked = start
@@ -132,12 +132,24 @@ def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
     return list(longest.values())
 
 
+def _shares_of_cores(jobs: int) -> list[frozenset[int]]:
+    """The cores of each of several processes; an empty set is for a process that may use any.
+
+    On a core of its own a run needs about a fifth less processor time than with a thread on every core.
+    """
+    if not hasattr(os, "sched_getaffinity"):  # only Linux has it
+        return [frozenset()] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    return [frozenset(cores[i::jobs]) for i in range(jobs)]
+
+
 class _Worker:
     """A process that does one run after another (see `worker.py`), and the spec that it is at."""
 
-    def __init__(self, runs: Runs, complaints: IO[str], alone: bool) -> None:
+    def __init__(self, runs: Runs, complaints: IO[str], cores: frozenset[int], alone: bool) -> None:
         self.spec: Spec | None = None
         self._runs, self._complaints = runs, complaints  # a pipe that nobody reads would fill up
+        self._cores = cores
         self._environment = {"JAX_NUM_CPU_DEVICES": "1"} if alone else {}  # runs side by side fill the cores
         self._process: subprocess.Popen[str] | None = None
 
@@ -156,6 +168,8 @@ class _Worker:
                 text=True,
                 env=self._environment | os.environ,
             )
+            if self._cores:  # JAX starts its threads later, and they inherit this
+                os.sched_setaffinity(self._process.pid, self._cores)
         self.spec = spec
         with suppress(BrokenPipeError):  # it has died, which the missing answer tells
             _pipe(self._process.stdin).write(json.dumps([str(file), str(self._runs.of(spec).path)]) + "\n")
