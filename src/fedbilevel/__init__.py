@@ -60,6 +60,7 @@ from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
 from .run import Observer, Progress, Result, SavedRun, load_run, run, train, train_many
+from .schedules import Scheduled
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -80,7 +81,7 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
+from .stepsizes import AUTO, Decays, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 
 __version__ = "0.1.0"
 
@@ -112,6 +113,7 @@ __all__ = [
     "CorruptData",
     "DataUnavailable",
     "Dataset",
+    "Decays",
     "Diagnosis",
     "Directions",
     "Diverged",
@@ -172,6 +174,7 @@ __all__ = [
     "Samples",
     "SavedRun",
     "Scalar",
+    "Scheduled",
     "Secret",
     "SettingsError",
     "ShroFBO",

@@ -1,6 +1,6 @@
 """FedBiOAcc (Li, Huang and Huang, "Communication-Efficient Federated Bilevel Optimization with Global and Local
-Lower Level Problems", NeurIPS 2023): local steps along momenta of the kind of STORM. The equations are written from
-memory of the paper.
+Lower Level Problems", NeurIPS 2023): local steps along momenta of the kind of STORM. The equations are written
+from memory of the paper.
 
 With s = (x, y, v), the directions d_i of `single.py` and a momentum M for all three, an outer iteration r is
 
@@ -27,6 +27,9 @@ momentum. The price is that s_{r-1} is sent again: a client sends 2(p + 2q) numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ..federation import Federation
 from ..settings import settings
 from .fedmsa import Corrected
@@ -36,6 +39,8 @@ from .single import SingleState
 @settings
 class FedBiOAcc(Corrected):
     """FedBiOAcc: local steps on x, y and v along momenta, which are averaged in a round of their own."""
+
+    decay: ClassVar[Mapping[str, float]] = {"alpha": 1 / 3, "beta": 1 / 3, "rho": 1 / 3, "renewal": 2 / 3}
 
     def step(self, fed: Federation, s: SingleState) -> SingleState:
         """One outer iteration: a round for the momentum, and one for the local steps."""

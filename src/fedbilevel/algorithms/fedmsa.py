@@ -25,8 +25,10 @@ from pydantic import Field
 from ..federation import Federation
 from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
+from ..schedules import decay_of
 from ..settings import Count, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
+from ..stepsizes import Decays
 from .local import rows_of
 from .single import SingleState, ThreeVariables, minus
 
@@ -93,6 +95,7 @@ class Corrected(ThreeVariables):
     tau: Annotated[Count, about("local steps τ; the first one costs no derivative")] = 5
     renewal: Annotated[
         Annotated[float, Field(gt=0, le=1)],
+        Decays(2),
         about("how much of h is new in an iteration, c; 1: all of it, which needs no last point"),
     ] = 1.0
 
@@ -103,7 +106,7 @@ class Corrected(ThreeVariables):
     def init(self, problem: BilevelProblem, clients: int = 1) -> SingleState:
         """The initial parameters of the problem; v and h begin at zero."""
         start = self.begin(problem)
-        if self.renewal == 1:
+        if self.renewal == 1 and "renewal" not in decay_of(self):
             return start
         zero = Directions(*(jnp.zeros_like(each) for each in (start.x, start.y, start.v)))
         return start._replace(past=Past(Directions(start.x, start.y, start.v), zero, jnp.zeros(())))

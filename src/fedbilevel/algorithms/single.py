@@ -17,9 +17,10 @@ from pydantic import Field
 from ..federation import Federation, cohort_size
 from ..oracle import Directions
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Sample
-from ..stepsizes import Moves
+from ..stepsizes import Decays, Moves
 from .local import CLIENTS_ASKED, BatchSize, Participation, regions, rows_of, warn_of_sets
 from .optimiser import Memory, advance, chosen, first_memory
 
@@ -56,7 +57,7 @@ def minus(s: Directions, rates: Any, d: Directions) -> Directions:
 
 
 @settings
-class ThreeVariables:
+class ThreeVariables(Scheduled):
     """The step sizes of x, y and v, the rows of the directions, and the sets in which the three stay."""
 
     needs_server: ClassVar[bool] = True
@@ -66,7 +67,10 @@ class ThreeVariables:
     alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
     beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.1
     rho: Annotated[
-        Positive | None, Moves.PRODUCT, about("step size of v; default: β, as y and v have the same curvature")
+        Positive | None,
+        Moves.PRODUCT,
+        Decays(),
+        about("step size of v; default: β, as y and v have the same curvature"),
     ] = None
     radius: Annotated[Positive | None, about("v is kept in the ball of this radius, at the server")] = None
     batch_zeta: Annotated[BatchSize, about("rows for the derivatives of the lower loss")] = "full"
