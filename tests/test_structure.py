@@ -57,6 +57,7 @@ ROOMS = [
     "batch",
     "steps",
     "data",
+    "schedules",
     "settings",
     "stepsizes",
     "names",

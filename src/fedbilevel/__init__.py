@@ -18,6 +18,7 @@ from .algorithms import (
     AggITD,
     Algorithm,
     FedAvg,
+    FedBiOAcc,
     FedF2SA,
     FedMSA,
     FedNest,
@@ -59,6 +60,7 @@ from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
 from .run import Observer, Progress, Result, SavedRun, load_run, run, train, train_many
+from .schedules import Scheduled
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -79,7 +81,7 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
+from .stepsizes import AUTO, Decays, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 
 __version__ = "0.1.0"
 
@@ -111,6 +113,7 @@ __all__ = [
     "CorruptData",
     "DataUnavailable",
     "Dataset",
+    "Decays",
     "Diagnosis",
     "Directions",
     "Diverged",
@@ -119,6 +122,7 @@ __all__ = [
     "Epochs",
     "Fault",
     "FedAvg",
+    "FedBiOAcc",
     "FedBilevelError",
     "FedBilevelWarning",
     "FedF2SA",
@@ -170,6 +174,7 @@ __all__ = [
     "Samples",
     "SavedRun",
     "Scalar",
+    "Scheduled",
     "Secret",
     "SettingsError",
     "ShroFBO",

@@ -10,6 +10,7 @@ from ..names import Names
 from ..problem import BilevelProblem
 from .aggitd import AggITD
 from .fedavg import FedAvg
+from .fedbioacc import FedBiOAcc
 from .fedf2sa import FedF2SA
 from .fedmsa import FedMSA
 from .fednest import FedNest
@@ -91,6 +92,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "simfbo": SimFBO,
         "shrofbo": ShroFBO,
         "fedmsa": FedMSA,
+        "fedbioacc": FedBiOAcc,
         "fed-f2sa": FedF2SA,
         "fedavg": FedAvg,
     },
@@ -104,6 +106,7 @@ __all__ = [
     "Algorithm",
     "Checked",
     "FedAvg",
+    "FedBiOAcc",
     "FedF2SA",
     "FedMSA",
     "FedNest",

@@ -21,6 +21,7 @@ from ..federation import Federation, cohort_size
 from ..oracle import Oracle, OwnOracle
 from ..own import own_part
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
 from ..stepsizes import Automatic, Momentum, Moves, StepSize, automatic
@@ -123,7 +124,7 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 
 @settings
-class LocalWork:
+class LocalWork(Scheduled):
     """Which clients take part in an outer iteration, and whether local steps share the step size.
 
     projects    whether x and y stay in the feasible sets of the problem

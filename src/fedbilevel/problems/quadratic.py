@@ -79,6 +79,10 @@ class QuadraticTask:
     def size_x(self) -> int:
         return int(self.B.shape[2])
 
+    @property
+    def size_y(self) -> int:
+        return int(self.B.shape[1])
+
     @cached_property
     def problem(self) -> Problem:
         """The problem as a federation sees it; both groups start at zero."""
@@ -91,7 +95,7 @@ class QuadraticTask:
             z = jnp.concatenate([x, y])
             return batch.mean(0.5 * jnp.einsum("i,rij,j->r", z, batch.inputs["J"], z) + batch.inputs["c"] @ z)
 
-        p, q = self.size_x, self.A.shape[1]
+        p, q = self.size_x, self.size_y
         return Problem(jnp.zeros(p), jnp.zeros(q), lower, upper)
 
     @cached_property
@@ -109,19 +113,20 @@ class QuadraticTask:
         )
 
     @cached_property
-    def _means(self) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+    def means(self) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+        """Ā, B̄, b̄, J̄ and c̄ in float64."""
         A, B, J = (m.astype(np.float64).mean(0) for m in (self.A, self.B, self.J))
         b, c = (m.astype(np.float64).mean((0, 1)) for m in (self.b, self.c))
         return A, B, b, J, c
 
     def solution(self, x: Any) -> Matrix:
         """y*(x) = -Ā^{-1} (B̄ x + b̄)"""
-        A, B, b, _, _ = self._means
+        A, B, b, _, _ = self.means
         return -np.linalg.solve(A, B @ np.asarray(x, np.float64) + b)
 
     def hypergradient(self, x: Any, y: Any = None) -> Matrix:
         """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y). The default y is y*(x), which gives the true ∇f(x)."""
-        A, B, _, J, c = self._means
+        A, B, _, J, c = self.means
         x = np.asarray(x, np.float64)
         y = self.solution(x) if y is None else np.asarray(y, np.float64)
         gradient = J @ np.concatenate([x, y]) + c
@@ -134,6 +139,20 @@ class QuadraticTask:
         offset = self.hypergradient(zero)
         slope = np.stack([self.hypergradient(e) - offset for e in unit], axis=1)
         return -np.linalg.solve(slope, offset)
+
+    @cached_property
+    def affine_directions(self) -> tuple[Matrix, Matrix]:
+        """K (m, p+2q, p+2q) and k (m, p+2q) of the directions of single-loop methods, d_i(x, y, v) = K_i s + k_i.
+
+        d_i = (∇_x f_i - B_iᵀ v, ∇_y g_i, A_i v - ∇_y f_i)
+        """
+        p, matrices, vectors = self.size_x, [], []
+        for A, B, b, J, c in zip(
+            *(m.astype(np.float64) for m in (self.A, self.B, self.b, self.J, self.c)), strict=True
+        ):
+            matrices.append(np.block([[J[:p], -B.T], [B, A, np.zeros_like(A)], [-J[p:], A]]))
+            vectors.append(np.concatenate([c.mean(0)[:p], b.mean(0), -c.mean(0)[p:]]))
+        return np.stack(matrices), np.stack(vectors)
 
     def constants(self, radius: float) -> Constants:
         """The constants of the paper's assumptions on the ball ||z|| ≤ radius.

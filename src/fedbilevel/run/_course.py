@@ -27,6 +27,7 @@ from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, 
 from ..report import draw_curve
 from ..rng import Root
 from ..runtime import peak_memory
+from ..schedules import scheduled
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ..stepsizes import with_values
 from ._auto import EngineChoice
@@ -254,7 +255,7 @@ class Course:
         """Do one outer iteration, round by round."""
         self.fed.noted.clear()
         before = self.state
-        self.arrive(self.algorithm.step(self.fed, before), before, 1)
+        self.arrive(scheduled(self.algorithm, self.iteration).step(self.fed, before), before, 1)
 
     def _find_steps(self) -> None:
         """Find the settings that are "auto". They are saved at once, so a run that is resumed measures no more."""
@@ -267,7 +268,9 @@ class Course:
         """Give the automatic settings the values for the next iteration."""
         own = self.automatics
         if own.values:
-            self.algorithm, self.state = own.follow(self.fed, self.algorithm, before, self.state)
+            self.algorithm, self.state = own.follow(
+                self.fed, self.algorithm, before, self.state, self.iteration - 1
+            )
             limit = self.setup.stop.rounds
             left = None if limit is None else limit - self.ledger.rounds
             self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration, left)
@@ -290,7 +293,8 @@ class Course:
         try:
             if self._blocks is None:
                 self._blocks = blocks_of(engine, self.algorithm, self.fed, self.state)
-            done = self._blocks.advance(self.state, self.until_due(most, self._blocks.rounds_ahead), self.left)
+            due = self.until_due(most, self._blocks.rounds_ahead)
+            done = self._blocks.advance(self.state, self.iteration, due, self.left)
         except SettingsError as error:  # the method cannot be traced, which is known only now
             if self.chosen is None:
                 raise

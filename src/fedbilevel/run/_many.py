@@ -259,7 +259,8 @@ class _Many:
         """The jobs that are in one program, each time with the program. They differ in numbers only."""
         alike: dict[Any, list[int]] = {}
         for number, job in enumerate(jobs):
-            alike.setdefault(structure_of(job.algorithm), []).append(number)
+            start = jax.tree.structure(job.algorithm.init(self.task.problem, self.task.clients.count))
+            alike.setdefault((structure_of(job.algorithm), start), []).append(number)
         todo = [(numbers, set[str]()) for numbers in alike.values()]
         programs = 0
         while todo:

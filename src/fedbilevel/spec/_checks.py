@@ -12,6 +12,7 @@ from ..names import users_code
 from ..own import own_part
 from ..privacy import Privacy
 from ..problem import BilevelProblem
+from ..schedules import check_schedule
 from ..settings import is_settings, named
 from ..stepsizes import Moves, automatic_settings, marks_of, step_sizes
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
@@ -66,6 +67,7 @@ def check_parts(
                 f"algorithm.{name} = 'auto' is wrong: this method does not use it, because of another setting (an "
                 "optimiser has its own learning_rate, and estimator = 'cg' needs no lam); leave it out"
             )
+    check_schedule(algorithm)
     evaluate.check(privacy)
     stop.check()
 
