@@ -143,7 +143,7 @@ class LocalWork(Scheduled):
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
-        for name in ("lower_steps", "upper_steps"):
+        for name in ("lower_steps", "upper_steps", "tau"):
             check_counts(name, getattr(self, name, None), clients)
 
     def in_use(self, declared: list[StepSize]) -> list[StepSize]:
@@ -151,6 +151,7 @@ class LocalWork(Scheduled):
         upper, steps = getattr(self, "upper", None), getattr(self, "upper_steps", 1)
         idle = {"lam"} if getattr(self, "estimator", None) == "cg" else set[str]()
         idle |= {"alpha"} if upper is not None and once(steps) else set()
+        idle |= set(getattr(self, "idle", ()))
         used = [each for each in declared if each.setting not in idle]
         if isinstance(getattr(upper, "learning_rate", None), float):
             used.insert(0, StepSize("upper.learning_rate", Moves.UPPER))

@@ -13,7 +13,7 @@ from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, SolvesAtClients
 from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
@@ -33,6 +33,7 @@ from ..stepsizes import with_values
 from ._auto import EngineChoice
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
+from ._personal import own_lowers
 from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
@@ -392,6 +393,13 @@ class Course:
             return None
         kept = {client: self._states.read(client, self.ledger.clock).get(KEPT) for client in self._states}
         return OwnVariables(part, self.setup.task.clients, kept.get)
+
+    def lower(self) -> Mapping[int, Any] | None:
+        """The y of every client that has kept one, as pytrees; None if clients keep none, or keep it elsewhere."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, SolvesAtClients) or not algorithm.own_lower().kept or self._states is None:
+            return None
+        return own_lowers(self.setup.task.problem, self._states, self.ledger.clock)
 
     def _set_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger

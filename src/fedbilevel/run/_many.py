@@ -35,10 +35,9 @@ from ..spec import (
     FederationSettings,
     Spec,
     StopSettings,
-    check_feasible,
     check_fusible,
-    check_own,
     check_parts,
+    check_problem,
 )
 from ._course import Setup
 from ._structure import structure_of
@@ -219,8 +218,7 @@ class _Many:
     def _check(self, algorithm: Algorithm) -> None:
         count = self.task.clients.count
         check_parts(algorithm, count, self.rules, self.attack, self.privacy, self.evaluate, self.stop)
-        check_feasible(algorithm, self.task.problem)
-        check_own(algorithm, self.task.problem)
+        check_problem(algorithm, self.task.problem)
         if self.evaluate.train and self.task.measure_train is None:
             raise SettingsError("evaluate.train = true is wrong: give measure_train, or remove it")
 
