@@ -1,4 +1,4 @@
-"""Schedules of step sizes: the same on all engines, exact after a resume, better than constant steps with noise."""
+"""Schedules of step sizes: the same on all engines, exact after a resume, and of use where there is noise."""
 
 from __future__ import annotations
 
