@@ -410,6 +410,7 @@ class Course:
             min_replies=min_replies,
             policies=rules.policies(setup.privacy),
             cohorts=rules.cohort,
+            iteration=None if rules.cohort_by == "rounds" else lambda: self.iteration,
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,

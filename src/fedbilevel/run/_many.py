@@ -362,6 +362,7 @@ def _federation(setup: Setup, engine: Any) -> Federation:
         min_replies=rules.min_replies,
         policies=rules.policies(setup.privacy),
         cohorts=rules.cohort,
+        iteration=None if rules.cohort_by == "rounds" else lambda: 0,
         weighting=rules.weighting,
     )
 
