@@ -27,6 +27,7 @@ from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
 from ..settings import Count, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
+from ..trials import Tried
 from .local import rows_of
 from .single import SingleLoop, SingleState, minus
 
@@ -89,7 +90,7 @@ def corrected_steps(
 class FedMSA(SingleLoop):
     """FedMSA: corrected local steps on x, y and v; every client is asked in the first of its two rounds."""
 
-    tau: Annotated[Count, about("local steps τ; the first one costs no derivative")] = 5
+    tau: Annotated[Count, Tried(5, 20), about("local steps τ; the first one costs no derivative")] = 5
     renewal: Annotated[
         Annotated[float, Field(gt=0, le=1)],
         about("how much of h is new in an iteration, c; 1: all of it, which needs no last point"),

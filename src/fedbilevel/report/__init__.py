@@ -1,5 +1,6 @@
 """Tables, figures and pages from the records of runs."""
 
+from ._board import Board, BoardEntry, BoardTable, Reached, board_page, write_board
 from ._compare import Compared, write_comparison
 from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
@@ -13,12 +14,17 @@ __all__ = [
     "INK",
     "MARK",
     "ROWS",
+    "Board",
+    "BoardEntry",
+    "BoardTable",
     "Compared",
     "Exchange",
     "Iteration",
     "Line",
     "Points",
+    "Reached",
     "Section",
+    "board_page",
     "draw_curve",
     "draw_iterations",
     "draw_panels",
@@ -30,6 +36,7 @@ __all__ = [
     "settings_table",
     "study_table",
     "text_curve",
+    "write_board",
     "write_comparison",
     "write_report",
 ]

@@ -192,10 +192,16 @@ def work_of(call: Call, problem: BilevelProblem, clients: Clients) -> float:
 
 
 class Cost(NamedTuple):
-    """What an outer iteration costs: its rounds, and the gradient equivalents of a registered client."""
+    """What an outer iteration costs.
+
+    rounds   its communication rounds
+    work     the gradient equivalents of a registered client
+    rows     the most rows of one level that a client is asked to draw in one round, even if it has fewer
+    """
 
     rounds: int
     work: float
+    rows: int
 
 
 def costs(spec: Spec, task: Task) -> Iterator[Cost]:
@@ -204,7 +210,7 @@ def costs(spec: Spec, task: Task) -> Iterator[Cost]:
     The method itself is run with replies of zeros, and draws what it would draw in a run of the spec. A method
     whose rounds depend on the values of replies may do others in a run.
     """
-    clients, known = spec.clients(task), dict[Any, float]()
+    clients, known = spec.clients(task), dict[Any, tuple[float, int]]()
     rules, done = spec.federation, 0
     with closing(rules.build(task.problem, clients)) as base:
         engine = Zeros(base)
@@ -214,7 +220,7 @@ def costs(spec: Spec, task: Task) -> Iterator[Cost]:
             engine.calls.clear()
             before = fed.ledger.rounds
             state = spec.algorithm.step(fed, state)
-            total = 0.0
+            total, most = 0.0, 0
             for call in engine.calls:
                 if call.kind is Kind.PROBE:
                     continue
@@ -223,10 +229,23 @@ def costs(spec: Spec, task: Task) -> Iterator[Cost]:
                 own = any(isinstance(count, PerClient) for count in counts)
                 key = call.step.name, *call.shapes, sizes, call.clients if own else ()
                 if key not in known:
-                    known[key] = work_of(call, task.problem, clients)
-                total += known[key]
+                    known[key] = work_of(call, task.problem, clients), _most_rows(call, task.problem, clients)
+                total, most = total + known[key][0], max(most, known[key][1])
             done += 1
-            yield Cost(fed.ledger.rounds - before, total / clients.count)
+            yield Cost(fed.ledger.rounds - before, total / clients.count, most)
+
+
+def _most_rows(call: Call, problem: BilevelProblem, clients: Clients) -> int:
+    """The most rows of one level that a client of a call is asked for; draws that are not used do not count."""
+    used, most = derivatives(call, problem), 0
+    for client in call.clients:
+        size, rows = clients.size(client), Counter[str]()
+        for name in used:
+            each = call.samples[name]
+            whole: int = getattr(size, each.part)
+            rows[each.part] += steps_drawn(each, client, size) * (each.size or whole)
+        most = max(most, *rows.values(), 0)
+    return most
 
 
 def rows_drawn(descriptor: Descriptor, client: int, size: ClientSize) -> int:

@@ -91,7 +91,7 @@ def tune(
 
     def scores(groups: Sequence[list[Spec]]) -> list[float | None]:
         """Do the runs that are missing; the score of each group, None if one of its runs has none."""
-        _do([s for group in groups for s in group], runs, jobs=jobs, console=console)
+        do_runs([s for group in groups for s in group], runs, jobs=jobs, console=console)
         means = []
         for group in groups:
             found = [in_window(runs.history(s), score, s.evaluate.window)["mean"] for s in group]
@@ -124,7 +124,7 @@ def tune(
     return rows
 
 
-def _do(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
+def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
     """Do the runs that are not finished: many in one program on the engine `fused`, the others in processes."""
     fused = [s for s in specs if isinstance(s.federation.engine, FusedSettings)]
     waiting = {s.digest: s for s in fused if runs.share(s) < 1.0}
