@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +164,13 @@ def test_methods_with_different_rounds_have_the_same_cohorts_by_iterations(quadr
     found = []
     for method in methods:
         engine, done = Watching(fb.Simulation(quadratic.problem, quadratic.clients)), [0]
-        fed = fb.Federation(engine, iteration=lambda done=done: done[0])
+        fed = fb.Federation(engine, iteration=partial(operator.getitem, done, 0))
         state = method.init(quadratic.problem, quadratic.clients.count)
         for done[0] in range(3):
             state = method.step(fed, state)
         found.append(list(dict.fromkeys(call.clients for call in engine.calls if len(call.clients) == 5)))
     assert len(found[0]) == 3 and found[0] == found[1] == found[2]
-    released, done = METHODS["released"][0], [0]
+    released = METHODS["released"][0]
     engine = Watching(fb.Simulation(quadratic.problem, quadratic.clients))
     released.step(fb.Federation(engine, iteration=lambda: 0), released.init(quadratic.problem))
     assert len({call.clients for call in engine.calls}) == 3, "further cohorts of an iteration are other ones"

@@ -1,9 +1,9 @@
-"""How a method enters comparisons. It is declared on the annotations of its settings, so that a method is one file.
+"""How a method enters comparisons: declared on the annotations of its settings, so that a method is one file.
 
-    tau: Annotated[Count, Tried(5, 20), about("local steps")] = 1           both values are tried in every comparison
-    lower_steps: Annotated[Count | None, Tried(5), about("...")] = None     comparisons use this value
+    tau: Annotated[Count, Tried(5, 20), about("local steps")] = 1            both values are tried
+    lower_steps: Annotated[Count | None, Tried(5), about("...")] = None      comparisons use this value
     control: Annotated[Literal["joint", "lower-only"], apart, about("...")]  each value is a method of its own
-    batch: Annotated[Count | Literal["full"], Rows(), about("...")] = 10    the rows of a draw, which a problem sets
+    batch: Annotated[Count | Literal["full"], Rows(), about("...")] = 10     the rows of a draw; a problem sets it
 
 What a step size moves is declared with `Moves` (`stepsizes.py`), and comparisons search all of these. A method
 without any of these marks is compared by its step sizes alone.

@@ -64,9 +64,7 @@ class FedAvg:
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
     alpha: Annotated[Positive, Moves.UPPER, about("step size of x")] = 0.01
     beta: Annotated[Positive, Moves.LOWER, about("step size of y")] = 0.01
-    tau: Annotated[
-        Steps, Tried(5, 20), about("local steps τ: one number, or a list with one for each client")
-    ] = 1
+    tau: Annotated[Steps, Tried(5, 20), about("local steps τ: one number, or a list with one for each client")] = 1
     batch_zeta: Annotated[BatchSize, about("rows of the lower loss for a local step")] = "full"
     batch_xi: Annotated[BatchSize, about("rows of the upper loss for a local step")] = "full"
 

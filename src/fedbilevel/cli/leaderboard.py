@@ -15,9 +15,9 @@ from .studies import JOBS
 
 
 def leaderboard_command(
-    folder: Annotated[Path, typer.Option("--out", help="Where leaderboard.html, tables, specs and runs go.")] = Path(
-        "results/leaderboard"
-    ),
+    folder: Annotated[
+        Path, typer.Option("--out", help="Where leaderboard.html, tables, specs and runs go.")
+    ] = Path("results/leaderboard"),
     problems: Annotated[
         list[str] | None,
         typer.Option(help="A problem, the first part of its name, or a TOML of your own; may be repeated."),
@@ -26,7 +26,7 @@ def leaderboard_command(
         list[str] | None, typer.Option(help="A method, such as simfbo or 'fedavg joint'; may be repeated.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three quadratics and three seeds; its results say so.")
+        bool, typer.Option("--quick", help="Two quadratics and three seeds; its results say so.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of the chosen settings; default: 5.")] = None,
     points: Annotated[int, typer.Option(min=1, help="Points of the grid of every method.")] = GRID,

@@ -1,9 +1,9 @@
 """The leaderboard: tune every method on every problem with the same number of runs, then run the chosen settings.
 
-The rule, for every method alike: the parameters that the problem starts from; the same cohorts, which depend on the
-outer iteration only; at most the same rows of a level a round; the same budget of rounds; the same number of points
-of a grid, run with one seed and chosen by a metric that no test row enters; and then other seeds of the chosen
-point. A run that diverges is counted, and its point is not chosen.
+The rule, for every method alike: the parameters that the problem starts from; the same cohorts, which depend on
+the outer iteration only; at most the same rows of a level a round; the same budget of rounds; the same number of
+points of a grid, run with one seed and chosen by a metric that no test row enters; and then other seeds of the
+chosen point. A run that diverges is counted, and its point is not chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..record import environment
 from ..report import Board, BoardEntry, BoardTable, Reached, markdown_table, write_board
 from ..spec import Spec, parse
 from ..studies import Runs, do_runs
-from ..studies.counting import Cost, costs
+from ..studies.counting import costs
 from ..trials import trials_of
 from ._entries import Entry, Point, at_edge, grid
 from ._problems import BoardProblem
@@ -41,6 +41,7 @@ GRID = 24  # points that are tried of every method
 SEEDS = 5  # runs of the chosen point; the grid is run with seed 0, and these with 1, 2, ...
 QUICK_SEEDS = 3
 MEASURED = 20  # clients on which the curvature of a problem is measured
+ALIKE = 30  # outer iterations whose work is counted before all others are taken to be like them
 WITHIN = 2.0  # a point is about as good as the best one within this factor
 
 
@@ -99,7 +100,8 @@ class _Bench:
             specs = [self._spec(method, point, 0) for point in tried]
             specs = self._do(specs)
             values = [
-                None if self.runs.failure(s) else at_the_end(self.runs.history(s), self.problem.select) for s in specs
+                None if self.runs.failure(s) else at_the_end(self.runs.history(s), self.problem.select)
+                for s in specs
             ]
         except FedBilevelError as error:
             return _Entered(method, refused=str(error).splitlines()[0])
@@ -121,21 +123,20 @@ class _Bench:
         entered.failures = [self.runs.failure(each) for each in chosen]
         entered.runs = [self._seen(each) for each in chosen]
         if long:
-            late = self._seen(long[0])
-            entered.floor = float(np.mean([each.value for each in late[-max(1, len(late) // 10) :]]))
+            entered.floor = self._end_of(long[0])
         return entered
 
     def _do(self, specs: Sequence[Spec]) -> list[Spec]:
         """Do the runs that are missing; return the specs as they were run: fused if they can be."""
         try:
-            do_runs(specs, self.runs, jobs=self.jobs, console=self.console)
+            do_runs(specs, self.runs, jobs=self.jobs, console=self.console, draw=False)
             return [*specs]
         except SettingsError as error:
             if not any(isinstance(each.federation.engine, FusedSettings) for each in specs):
                 raise
             self.console.print(f"not in one program: {error}", markup=False, highlight=False)
         alone = [self._alone(each) for each in specs]
-        do_runs(alone, self.runs, jobs=self.jobs, console=self.console)
+        do_runs(alone, self.runs, jobs=self.jobs, console=self.console, draw=False)
         return alone
 
     @staticmethod
@@ -144,7 +145,7 @@ class _Bench:
         return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
     def _longer(self, spec: Spec) -> list[Spec]:
-        """The spec of the long run that shows the floor, if the problem asks for one. Shorter runs are its part."""
+        """The spec of the long run that shows the floor, if the problem asks for one; shorter runs are its part."""
         if not self.problem.floor:
             return []
         return [replace(spec, stop=replace(spec.stop, rounds=self.problem.floor * self.problem.rounds))]
@@ -196,15 +197,23 @@ class _Bench:
             raise SettingsError("the curvature of the lower loss could not be measured at the start")
         return found
 
-    def _seen(self, spec: Spec) -> list[Seen]:
+    def _end_of(self, spec: Spec) -> float | None:
+        """The shown metric at the end of a run."""
         history = self.runs.history(spec)
-        task = self._task(spec.seed, spec)
+        end, first = at_the_end(history, self.problem.show), history[0].get(self.problem.show)
+        return end / first if end is not None and first and self.problem.relative else end
+
+    def _seen(self, spec: Spec) -> list[Seen]:
+        """A run as it is shown, with what its clients have computed."""
+        history, task = self.runs.history(spec), self._task(spec.seed, spec)
         iterations = max((record["iteration"] for record in history), default=0)
-        known: list[Cost] = list(itertools.islice(costs(self._alone(spec), task), min(iterations, self.problem.rounds)))
-        work = np.concatenate([[0.0], np.cumsum([each.work for each in known])])
-        if iterations >= len(work):  # the long run, of which no axis is shown
-            work = np.concatenate([work, np.full(iterations + 1 - len(work), np.nan)])
-        return seen(history, self.problem, work.tolist(), task.clients.count)
+        each = costs(self._alone(spec), task)
+        known = [cost.work for cost in itertools.islice(each, min(iterations, ALIKE))]
+        if len(set(known)) == 1:  # a method that draws nothing of its own does the same in every iteration
+            known *= iterations
+        known += [cost.work for cost in itertools.islice(each, max(0, iterations - len(known)))]
+        work = [0.0, *np.cumsum(known).tolist()]
+        return seen(history, self.problem, work, task.clients.count)
 
 
 @dataclass
@@ -271,11 +280,11 @@ class _Entered:
 
 
 def _table(problem: BoardProblem, found: Sequence[_Entered], seeds: int) -> BoardTable:
-    share = "of its start" if problem.relative else ""
+    share = ", as a share of its start" if problem.relative else ""
     return BoardTable(
         name=problem.name,
         title=problem.title,
-        metric=f"{problem.show.replace('_', ' ')} {share}".strip(),
+        metric=problem.show.replace("_", " ") + share,
         mode=problem.mode,
         log=problem.mode == "min",
         targets=problem.targets,
@@ -358,18 +367,17 @@ def _write(
     text = f"{remark} {rule}".strip()
     specs = out / "specs"
     specs.mkdir(exist_ok=True)
-    for board in boards:
-        for entry in board.entries:
+    for table in boards:
+        for entry in table.entries:
             if entry.spec:
-                (specs / f"{board.name}--{entry.label.replace(' ', '-')}.toml").write_text(entry.spec)
+                (specs / f"{table.name}--{entry.label.replace(' ', '-')}.toml").write_text(entry.spec)
     board = Board("The leaderboard of federated bilevel methods", text, [*AXES], [*boards])
     write_board(out / "leaderboard.html", board)
     lines = [f"# Leaderboard\n\n{text}\n"]
     for each in boards:
         own = [{k: v for k, v in row.items() if k != "problem"} for row in rows if row["problem"] == each.name]
-        shown = [
-            {k: v for k, v in row.items() if not k.startswith(("megabytes to", "work to", "seconds to"))} for row in own
-        ]
+        left_out = tuple(f"{axis.key} to" for axis in AXES[1:])
+        shown = [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in own]
         lines.append(f"## {each.title} (`{each.name}`)\n\n{each.note}.\n\n{markdown_table(shown)}\n")
     (out / "leaderboard.md").write_text("\n".join(lines))
     (out / "leaderboard.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,8 +1,8 @@
 """The methods of the leaderboard, and the points that are tried of each: as many for one method as for any other.
 
-The step sizes are those that a method declares with `Moves`: all upper ones move together, and so do all lower ones
-and those of Hessian products, as multiples of 1/L_g. Its own knobs are those with the mark `Tried`. The points are
-the product of both, with as many values of the step sizes as fit.
+The step sizes are those that a method declares with `Moves`: all upper ones move together, and so do all lower
+ones and those of Hessian products, as multiples of 1/L_g. Its own knobs are those with the mark `Tried`. The points
+are the product of both, with as many values of the step sizes as fit.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
         if not is_settings(kind):  # a spec cannot set it
             continue
         own = trials_of(kind).apart
-        made += [
-            Entry(name, tuple(zip(own, values, strict=True))) for values in itertools.product(*own.values())
-        ]
+        made += [Entry(name, tuple(zip(own, values, strict=True))) for values in itertools.product(*own.values())]
     if not names:
         return made
     chosen: list[Entry] = []

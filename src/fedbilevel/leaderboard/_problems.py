@@ -1,25 +1,25 @@
 """The problems of the leaderboard: one TOML each, in `problems/` or anywhere else.
 
-    title = "Quadratic"
-    select = "hypergradient_norm"    # the metric by which settings are chosen; smaller is better, never from test rows
-    show = "hypergradient_norm"      # the metric of the curves and the targets
-    relative = true                  # it is shown as a share of its value at the start
-    targets = [0.1, 0.01]
-    rounds = 400                     # the budget of a run
-    look = 4                         # about so many rounds are between two evaluations
-    cohort = 1.0                     # the clients of a cohort: a number, or a share
-    rows = "full"                    # the most rows of a level that a client draws in a round
-    alpha = [0.01, 1.0]              # the range of upper step sizes
-    beta = [0.1, 1.0]                # the range of all lower ones, times 1/L_g
-    floor = 10                       # a run of so many times the rounds shows where the chosen settings end; 0: none
-    quick = ["h1-all"]               # what of it belongs to --quick; true or false if nothing is varied
+title = "Quadratic"
+select = "hypergradient_norm"    # the metric by which settings are chosen; smaller is better, never from test rows
+show = "hypergradient_norm"      # the metric of the curves and the targets
+relative = true                  # it is shown as a share of its value at the start
+targets = [0.1, 0.01]
+rounds = 400                     # the budget of a run
+look = 4                         # about so many rounds are between two evaluations
+cohort = 1.0                     # the clients of a cohort: a number, or a share
+rows = "full"                    # the most rows of a level that a client draws in a round
+alpha = [0.01, 1.0]              # the range of upper step sizes
+beta = [0.1, 1.0]                # the range of all lower ones, times 1/L_g
+floor = 10                       # a run of so many times the rounds shows where the chosen settings end; 0: none
+quick = ["h1-all"]               # what of it belongs to --quick; true or false if nothing is varied
 
-    [spec]                           # everything else that decides a run
-    problem = { name = "quadratic" }
+[spec]                           # everything else that decides a run
+problem = { name = "quadratic" }
 
-    [vary.cohort]                    # one problem for each combination of these, named by the words
-    all = 1.0
-    half = 0.5
+[vary.cohort]                    # one problem for each combination of these, named by the words
+all = 1.0
+half = 0.5
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def _read(text: str, stem: str) -> list[BoardProblem]:
         raise SettingsError(f"leaderboard problem {stem}: {', '.join(missing)} is missing; set it")
     if direction(raw["select"]) != "min":
         raise SettingsError(
-            f"leaderboard problem {stem}: select = {shown(raw['select'])} is wrong: settings are chosen by a loss or "
-            "a norm, of which smaller is better; use upper_loss"
+            f"leaderboard problem {stem}: select = {shown(raw['select'])} is wrong: settings are chosen by a loss "
+            "or a norm, of which smaller is better; use upper_loss"
         )
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
     base = BoardProblem(name=stem, quick=quick is True, **plain)
     made = []
     for words in itertools.product(*(table.items() for table in vary.values())):
@@ -126,7 +126,9 @@ def _read(text: str, stem: str) -> list[BoardProblem]:
         for key, (_, value) in zip(vary, words, strict=True):
             one = _with(one, key, value)
         label = "-".join(word for word, _ in words)
-        title = f"{base.title}, {', '.join(map(_told, vary, (value for _, value in words)))}" if words else base.title
+        title = (
+            f"{base.title}, {', '.join(map(_told, vary, (value for _, value in words)))}" if words else base.title
+        )
         own = quick is True or (isinstance(quick, list) and label in quick)
         made.append(replace(one, name=f"{stem}-{label}" if label else stem, title=title, quick=own))
     return made

@@ -163,7 +163,7 @@ function sorted(columns, rows, key) {
     return by.down ? -way : way;
   });
   const head = make("tr");
-  columns.forEach((c, at) => head.append(make("th", { "aria-sort": at === by.column ? (by.down ? "descending" : "ascending") : null },
+  columns.forEach((c, at) => head.append(make("th", { class: c.kind || null, "aria-sort": at === by.column ? (by.down ? "descending" : "ascending") : null },
     make("button", { type: "button", on: { click: () => {
       state[key] = { column: at, down: at === by.column ? !by.down : false };
       show();

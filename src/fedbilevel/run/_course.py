@@ -72,6 +72,7 @@ class Setup:
     plan: Plan
     title: str
     chosen: EngineChoice | None = None
+    draws: bool = True  # whether the folder is given a picture of the curve
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,9 @@ class Course:
         summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
-            draw_curve(self.records, self.folder.file("curve.png"), self.setup.title, self.setup.evaluate.metric)
+            if self.setup.draws:
+                picture = self.folder.file("curve.png")
+                draw_curve(self.records, picture, self.setup.title, self.setup.evaluate.metric)
         self._logs.finish(summary)
         self.summary = summary
         return summary

@@ -2,8 +2,8 @@
 
 Every derivative that the step asks for becomes an operation of the traced program, which has the draw that it is
 taken on. A loop of local steps is traced with as many steps as the client makes, so the count is that of the
-derivatives which the client would compute: those of a loop once for each step, those that a method saves (the first
-step of an SVRG-type loop, the anchor of full batches) not at all. Nobody writes a number down by hand.
+derivatives which the client would compute: those of a loop once for each step, those that a method saves (the
+first step of an SVRG-type loop, the anchor of full batches) not at all. Nobody writes a number down by hand.
 
 Work is counted in gradient equivalents. One of them is a gradient on all rows of the client at that level, so a
 minibatch counts by its share of the rows:
@@ -300,7 +300,7 @@ def _counted(jaxpr: Any, times: int = 1) -> Counter[Taken]:
                 "a loop whose length depends on values takes derivatives, which cannot be counted; use walk"
             )
         elif equation.primitive.name == "cond":
-            found += max((_counted(each, times) for each in inner), key=lambda c: c.total())
+            found += max((_counted(each, times) for each in inner), key=Counter.total)
         else:
             for each in inner:
                 found += _counted(each, times * equation.params.get("length", 1))

@@ -124,14 +124,14 @@ def tune(
     return rows
 
 
-def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
+def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, draw: bool = True) -> None:
     """Do the runs that are not finished: many in one program on the engine `fused`, the others in processes."""
     fused = [s for s in specs if isinstance(s.federation.engine, FusedSettings)]
     waiting = {s.digest: s for s in fused if runs.share(s) < 1.0}
     if waiting:
         results_folder(runs.folder, "--runs")
         console.print(f"{len(waiting)} runs, many in one program")
-        run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()])
+        run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()], draw=draw)
     others = [s for s in specs if not isinstance(s.federation.engine, FusedSettings)]
     run_all(others, runs, jobs=jobs, console=console)
 
