@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -164,7 +163,7 @@ def test_methods_with_different_rounds_have_the_same_cohorts_by_iterations(quadr
     found = []
     for method in methods:
         engine, done = Watching(fb.Simulation(quadratic.problem, quadratic.clients)), [0]
-        fed = fb.Federation(engine, iteration=partial(operator.getitem, done, 0))
+        fed = fb.Federation(engine, iteration=partial(min, done))
         state = method.init(quadratic.problem, quadratic.clients.count)
         for done[0] in range(3):
             state = method.step(fed, state)

@@ -75,7 +75,7 @@ def leaderboard(
             clock.tell(f"{problem.name}, {method.label}: {_in_words(entry, problem)}", time.monotonic() - start)
         boards.append(_table(problem, found, seeds))
         rows += [_row(problem, entry) for entry in found]
-        _write(out, boards, rows, seeds, points, remark, [each.label for each in methods])
+        _write(out, boards, rows, seeds, points, remark)
     return rows
 
 
@@ -145,7 +145,7 @@ class _Bench:
         return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
     def _longer(self, spec: Spec) -> list[Spec]:
-        """The spec of the long run that shows the floor, if the problem asks for one; shorter runs are its part."""
+        """The spec of the long run that shows the floor, if the problem has one; shorter runs are its part."""
         if not self.problem.floor:
             return []
         return [replace(spec, stop=replace(spec.stop, rounds=self.problem.floor * self.problem.rounds))]
@@ -357,12 +357,10 @@ def _write(
     seeds: int,
     points: int,
     remark: str,
-    methods: Sequence[str],
 ) -> None:
-    here = environment()
     rule = (
-        f"{points} points of a grid for every method, {seeds} seeds of the chosen point; the same start, cohorts by "
-        f"iteration, rows a round and budget. Revision {here['revision']}."
+        f"{points} points of a grid for every method, {seeds} seeds of the chosen point; the same start, cohorts "
+        f"by iteration, rows a round and budget. Revision {environment()['revision']}."
     )
     text = f"{remark} {rule}".strip()
     specs = out / "specs"

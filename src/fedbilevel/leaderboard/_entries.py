@@ -1,7 +1,7 @@
 """The methods of the leaderboard, and the points that are tried of each: as many for one method as for any other.
 
 The step sizes are those that a method declares with `Moves`: all upper ones move together, and so do all lower
-ones and those of Hessian products, as multiples of 1/L_g. Its own knobs are those with the mark `Tried`. The points
+ones and those of Hessian products, as multiples of 1/L_g. Its own knobs have the mark `Tried`. The points
 are the product of both, with as many values of the step sizes as fit.
 """
 

@@ -300,7 +300,7 @@ def _counted(jaxpr: Any, times: int = 1) -> Counter[Taken]:
                 "a loop whose length depends on values takes derivatives, which cannot be counted; use walk"
             )
         elif equation.primitive.name == "cond":
-            found += max((_counted(each, times) for each in inner), key=Counter.total)
+            found.update(max((_counted(each, times) for each in inner), key=lambda taken: sum(taken.values())))
         else:
             for each in inner:
                 found += _counted(each, times * equation.params.get("length", 1))
