@@ -21,7 +21,7 @@ from ..record import Mode, direction, in_window
 from ..report import markdown_table
 from ..run import metrics_of, run_many
 from ..spec import Spec, load_spec, parse_value
-from .runner import Runs, run_all
+from .runner import Runs, longest_of_each, run_all
 
 Point = dict[str, Any]
 Axis = list[Point]
@@ -126,7 +126,7 @@ def tune(
 
 def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, draw: bool = True) -> None:
     """Do the runs that are not finished: many in one program on the engine `fused`, the others in processes."""
-    fused = [s for s in specs if isinstance(s.federation.engine, FusedSettings)]
+    fused = [s for s in longest_of_each(specs) if isinstance(s.federation.engine, FusedSettings)]
     waiting = {s.digest: s for s in fused if runs.share(s) < 1.0}
     if waiting:
         results_folder(runs.folder, "--runs")
