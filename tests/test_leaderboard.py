@@ -7,12 +7,15 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import SettingsError
 from fedbilevel.leaderboard import BoardProblem, entries, leaderboard, load_problems
@@ -164,6 +167,22 @@ def test_the_grid_of_a_method_is_what_its_settings_declare() -> None:
         "fedavg joint", "fedavg lower-only", "fedavg upper-only", "fedavg first-order",
     ]  # fmt: skip
     assert trials_of(ALGORITHMS["simfbo"]).rows == ("batch_zeta", "batch_xi")
+
+
+def test_the_template_of_a_method_is_found_and_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    made = types.ModuleType("my_method")
+    monkeypatch.setitem(sys.modules, "my_method", made)
+    exec(compile(code, "my_method.py", "exec", dont_inherit=True), made.__dict__)
+    monkeypatch.setitem(ALGORITHMS._known, "my-method", made.MyMethod)
+    (entry,) = entries(["my-method"])
+    points = grid(entry, PROBLEM, 1.0, 24)
+    assert len(points) == 24 and {point["delta"] for point in points} == {0.0, 0.01}
+    task = fb.Quadratic(size_x=3, size_y=2).make(clients=4, seed=0)
+    method = made.MyMethod(participation=1.0, alpha=0.2, beta=0.5)
+    done = fb.train(task.problem, task.clients, method, stop={"rounds": 60}, measure=task.measure, engine="fused")
+    assert done.history[-1]["hypergradient_norm"] < 0.1 * done.history[0]["hypergradient_norm"]
 
 
 def test_a_wrong_problem_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ from .steps import (
     walk,
 )
 from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
+from .trials import Rows, Tried, apart
 
 __version__ = "0.1.0"
 
@@ -165,6 +166,7 @@ __all__ = [
     "Regions",
     "Replies",
     "Result",
+    "Rows",
     "RunFolderError",
     "Sample",
     "Samples",
@@ -183,6 +185,7 @@ __all__ = [
     "Task",
     "Terms",
     "TooFewReplies",
+    "Tried",
     "TrimmedMean",
     "UnknownName",
     "W",
@@ -190,6 +193,7 @@ __all__ = [
     "Y",
     "about",
     "alone",
+    "apart",
     "automatic",
     "check",
     "client_step",
