@@ -204,7 +204,7 @@ def test_summed_is_the_closed_form_hypergradient(quadratic: QuadraticTask) -> No
     y, p, h = estimate(algorithm, federation(quadratic), x, quadratic.solution(x))
     assert relative(h, quadratic.hypergradient(x)) < 1e-4
     assert relative(y, quadratic.solution(x)) < 1e-4
-    A, _, _, J, c = quadratic._means
+    A, _, _, J, c = quadratic.means
     f_y = (J @ np.concatenate([x, quadratic.solution(x)]) + c)[x.size :]
     assert relative(p, np.linalg.solve(A, f_y)) < 1e-4
     assert (

@@ -138,7 +138,7 @@ class Dense:
     """The lower solution in a set and the exact hypergradient, from the matrices of a quadratic."""
 
     def __init__(self, task: Any) -> None:
-        self.A, self.B, self.b, self.J, self.c = (np.asarray(m, np.float64) for m in task._means)
+        self.A, self.B, self.b, self.J, self.c = (np.asarray(m, np.float64) for m in task.means)
 
     def in_box(self, x: Any, low: float, high: float) -> Any:
         root = np.linalg.cholesky(self.A).T  # 1/2 yᵀAy + yᵀv = 1/2 ||root y + root^{-T} v||² + const

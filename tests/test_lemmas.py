@@ -77,7 +77,7 @@ def test_an_iteration_is_the_federations_for_every_q(monkeypatch: pytest.MonkeyP
 
     def value(at: np.ndarray) -> float:
         z = np.concatenate([at, task.solution(at)])
-        return float(0.5 * z @ task._means[3] @ z + task._means[4] @ z)
+        return float(0.5 * z @ task.means[3] @ z + task.means[4] @ z)
 
     for Q in range(3):
         quiet = Noise(np.array([Q]), np.zeros((2, 1, 2)), np.zeros((1, 2)), np.zeros((1, 3)))

@@ -55,7 +55,7 @@ def forward(method: NaiveITD, fed: Federation, x: Any, y: Any) -> list[Any]:
 
 def dense(task: QuadraticTask, x: Any, path: list[Any], lam: float) -> Any:
     """The paper's sum and product on the matrices of a quadratic, in float64. Every term is multiplied out."""
-    A, B, _, J, c = task._means
+    A, B, _, J, c = task.means
     N, p = len(path) - 1, task.size_x
     gradient = J @ np.concatenate([x, np.asarray(path[-1], np.float64)]) + c
     h = gradient[:p].copy()
@@ -164,7 +164,7 @@ def test_elsewhere_the_difference_to_aggitd_is_where_the_upper_gradient_is_taken
     (x, y), N, lam, fed = away, 3, 0.7, Federation(engine)
     method = NaiveITD(**EXACT, N=N, lam=lam, beta=0.3)
     path = forward(method, fed, x, y)
-    A, B, _, J, c = small._means
+    A, B, _, J, c = small.means
     f_y = [(J @ np.concatenate([x, np.asarray(v, np.float64)]) + c)[4:] for v in path]
     shrink = np.eye(3) - lam * A
     apart = sum(np.linalg.matrix_power(shrink, N - Q) @ (f_y[Q] - f_y[N]) for Q in range(N + 1))

@@ -1,8 +1,7 @@
 """Single-loop methods and controls: fixed points against linear systems, and what they send against formulas.
 
-On the quadratic the directions of client i are affine, d_i(s) = K_i s + k_i with s = (x, y, v). Local steps with
-the step sizes E on full batches give the sum W_i d_i(s) with W_i = Σ_{k<τ_i} (I - K_i E)^k, so the fixed point of
-the server's step solves Σ_i W_i (K_i s + k_i) = 0. The references are solved in float64.
+On the quadratic the directions of client i are affine, so fixed points solve linear systems
+(`fedbilevel.theory.fixed_point`), in float64.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel._derivatives import JaxOracle
-from fedbilevel.algorithms import FedAvg, FedF2SA, FedMSA, FedSOBA, ShroFBO, SimFBO
+from fedbilevel.algorithms import FedAvg, FedBiOAcc, FedF2SA, FedMSA, FedSOBA, ShroFBO, SimFBO
 from fedbilevel.data import DataSettings
 from fedbilevel.engines._work import pad
 from fedbilevel.oracle import Directions, directions
 from fedbilevel.problems import HyperRepresentation, QuadraticTask
 from fedbilevel.steps import Chance, Draw
+from fedbilevel.theory import fixed_point, floor_of
 
 P, Q, CLIENTS = 10, 8, 10
 UNEQUAL = (1,) * 5 + (10,) * 5
@@ -34,30 +34,9 @@ def task() -> QuadraticTask:
     return fb.Quadratic(heterogeneity=1.0).make(CLIENTS, 0)
 
 
-@cache
-def systems() -> tuple[np.ndarray, np.ndarray]:
-    """K_i and k_i of all clients, in float64."""
-    t, matrices, vectors = task(), [], []
-    for A, B, b, J, c in zip(*(a.astype(np.float64) for a in (t.A, t.B, t.b, t.J, t.c)), strict=True):
-        zero, b, c = np.zeros((Q, Q)), b.mean(0), c.mean(0)
-        matrices.append(np.block([[J[:P], -B.T], [B, A, zero], [-J[P:], A]]))
-        vectors.append(np.concatenate([c[:P], b, -c[P:]]))
-    return np.stack(matrices), np.stack(vectors)
-
-
-def fixed_point(steps: tuple[int, ...], eta: float, normalised: bool = False) -> np.ndarray:
-    """The s with Σ_i W_i (K_i s + k_i) = 0; `normalised` divides W_i by the client's number of steps."""
-    K, k = systems()
-    one = np.eye(len(k[0]))
-    left, right = np.zeros_like(one), np.zeros(len(k[0]))
-    for tau, matrix, vector in zip(steps, K, k, strict=True):
-        W = sum(np.linalg.matrix_power(one - eta * matrix, j) for j in range(tau)) / (tau if normalised else 1)
-        left, right = left + W @ matrix, right - W @ vector
-    return np.linalg.solve(left, right)
-
-
 def trained(method: Any, iterations: int) -> Any:
-    return fb.train(task().problem, task().clients, method, stop={"iterations": iterations}, engine="fused")
+    how: dict[str, Any] = dict(stop={"iterations": iterations}, evaluate={"every": iterations}, engine="fused")
+    return fb.train(task().problem, task().clients, method, **how)
 
 
 def left(method: Any, iterations: int) -> float:
@@ -65,8 +44,28 @@ def left(method: Any, iterations: int) -> float:
     return float(np.linalg.norm(task().hypergradient(np.asarray(trained(method, iterations).x))))
 
 
-def at(s: np.ndarray) -> float:
-    return float(np.linalg.norm(task().hypergradient(s[:P])))
+def many(methods: list[Any], iterations: int, seeds: int = 1) -> list[Any]:
+    """The ends of methods that differ in numbers only, with some seeds each."""
+    own = [dict(renewal=each.renewal) for each in methods]
+    how: dict[str, Any] = dict(settings=own, seeds=range(seeds), stop={"iterations": iterations}, devices=1)
+    how["evaluate"] = {"every": iterations}
+    return fb.train_many(task().problem, task().clients, methods[0], **how)
+
+
+def at(s: Any) -> float:
+    return float(np.linalg.norm(task().hypergradient(np.asarray(s)[:P])))
+
+
+def point(method: Any) -> np.ndarray:
+    found = fixed_point(task(), method)
+    assert found is not None
+    return found
+
+
+def floor(method: Any) -> float:
+    found = floor_of(task(), method)
+    assert found is not None
+    return found
 
 
 # ---------------------------------------------------------------- the directions
@@ -112,21 +111,20 @@ def test_the_directions_of_one_pass_are_those_of_the_five_derivatives(anew: bool
 def test_fedsoba_ends_at_the_stationary_point_whatever_its_steps_are() -> None:
     assert left(FedSOBA(alpha=0.1, beta=0.8, rho=0.4, momentum=0.5, participation=1.0), 400) < 1e-5
     end = trained(FedSOBA(alpha=0.3, beta=0.5, participation=1.0), 400)
-    s = fixed_point((1,) * CLIENTS, 0.1)
-    np.testing.assert_allclose(np.concatenate([end.x, end.y]), s[: P + Q], atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([end.x, end.y]), point(FedSOBA())[: P + Q], atol=1e-4)
     np.testing.assert_allclose(end.x, task().stationary_point, atol=1e-4)
 
 
 def test_the_fixed_point_of_simfbo_solves_the_linear_system_and_does_not_move_with_the_servers_rate() -> None:
-    s = fixed_point((5,) * CLIENTS, 0.1)
-    assert at(s) == pytest.approx(0.0604489, rel=1e-5), "the value of the notes on methods"
+    method = SimFBO(alpha=0.1, beta=0.1, tau=5, participation=1.0)
+    assert floor_of(task(), method) == pytest.approx(0.0604489, rel=1e-5), "the value of the notes on methods"
     for gamma in (1.0, 0.5):
-        end = trained(SimFBO(alpha=0.1, beta=0.1, tau=5, gamma=gamma, participation=1.0), 800)
-        np.testing.assert_allclose(np.concatenate([end.x, end.y]), s[: P + Q], atol=1e-4)
+        end = trained(dataclasses.replace(method, gamma=gamma), 800)
+        np.testing.assert_allclose(np.concatenate([end.x, end.y]), point(method)[: P + Q], atol=1e-4)
 
 
 def test_the_drift_of_simfbo_shrinks_with_its_local_steps() -> None:
-    floors = [at(fixed_point((5,) * CLIENTS, eta)) for eta in (0.1, 0.01, 0.001)]
+    floors = [floor(SimFBO(alpha=eta, beta=eta, tau=5)) for eta in (0.1, 0.01, 0.001)]
     assert floors[0] / floors[1] == pytest.approx(10, rel=0.1) and floors[1] / floors[2] == pytest.approx(
         10, rel=0.1
     )
@@ -135,15 +133,15 @@ def test_the_drift_of_simfbo_shrinks_with_its_local_steps() -> None:
 
 
 def test_with_unequal_local_steps_simfbo_goes_to_the_weighted_problem_and_shrofbo_to_the_problem_itself() -> None:
-    K, k = systems()
+    K, k = task().affine_directions
     weights = np.asarray(UNEQUAL, np.float64)
     weighted = -np.linalg.solve(np.tensordot(weights, K, 1), weights @ k)
-    floors = {eta: at(fixed_point(UNEQUAL, eta)) for eta in (0.1, 0.001)}
-    assert floors[0.001] == pytest.approx(at(weighted), rel=1e-2) and at(weighted) > 0.8
-    assert at(fixed_point(UNEQUAL, 0.001, normalised=True)) < 0.003
-    how: dict[str, Any] = dict(alpha=0.1, beta=0.1, tau=UNEQUAL, participation=1.0)
-    assert left(SimFBO(**how), 600) == pytest.approx(floors[0.1], abs=1e-4)
-    assert left(ShroFBO(**how), 600) == pytest.approx(at(fixed_point(UNEQUAL, 0.1, normalised=True)), abs=1e-4)
+    fine: dict[str, Any] = dict(alpha=0.001, beta=0.001, tau=UNEQUAL)
+    assert floor(SimFBO(**fine)) == pytest.approx(at(weighted), rel=1e-2) and at(weighted) > 0.8
+    assert floor(ShroFBO(**fine)) < 0.003
+    for method in (SimFBO, ShroFBO):
+        own = method(alpha=0.1, beta=0.1, tau=UNEQUAL, participation=1.0)
+        assert left(own, 600) == pytest.approx(floor(own), abs=1e-4)
 
 
 def test_one_local_step_of_simfbo_is_fedsoba() -> None:
@@ -158,48 +156,65 @@ def test_fedmsa_is_exact_even_if_one_client_makes_the_local_steps(renewal: float
 
 
 def test_the_bias_of_fed_f2sa_is_of_first_order_and_that_of_the_symmetric_difference_of_second() -> None:
-    K, k = (a.mean(0) for a in systems())
-    J = np.block([[K[:P, : P + Q]], [-K[P + Q :, : P + Q]]])
-    A, B, b, c = K[P : P + Q, P : P + Q], K[P : P + Q, :P], k[P : P + Q], np.concatenate([k[:P], -k[P + Q :]])
-
-    def floor(nu: float, both: bool) -> float:
-        """The fixed point of the two lower problems and of the difference: a linear system in (x, y₊, y₋)."""
-        zero, low = np.zeros((Q, Q)), -nu if both else 0.0
-        half = 0.5 if both else 1.0
-        f_x = [J[:P, :P], half * J[:P, P:], (1 - half) * J[:P, P:]]
-        rows = [
-            [f_x[0], f_x[1] + half / nu * B.T, f_x[2] - half / nu * B.T],
-            [B + nu * J[P:, :P], A + nu * J[P:, P:], zero],
-            [B + low * J[P:, :P], zero, A + low * J[P:, P:]],
-        ]
-        right = np.concatenate([c[:P], b + nu * c[P:], b + low * c[P:]])
-        return at(np.linalg.solve(np.block(rows), -right))
-
-    assert floor(0.1, False) / floor(0.01, False) == pytest.approx(10, rel=0.2)
-    assert floor(0.1, True) / floor(0.01, True) == pytest.approx(100, rel=0.2)
+    assert floor(FedF2SA(nu=0.1)) / floor(FedF2SA(nu=0.01)) == pytest.approx(10, rel=0.2)
+    both = [FedF2SA(nu=nu, difference="symmetric") for nu in (0.1, 0.01)]
+    assert floor(both[0]) / floor(both[1]) == pytest.approx(100, rel=0.2)
     how: dict[str, Any] = dict(alpha=0.1, beta=0.5, participation=1.0)
-    assert left(FedF2SA(nu=0.01, **how), 1000) == pytest.approx(floor(0.01, False), rel=5e-3)
-    assert left(FedF2SA(nu=0.1, difference="symmetric", **how), 1000) == pytest.approx(floor(0.1, True), rel=5e-3)
+    for method in (FedF2SA(nu=0.01, **how), FedF2SA(nu=0.1, difference="symmetric", **how)):
+        assert left(method, 1000) == pytest.approx(floor(method), rel=5e-3)
+
+
+def test_the_floor_of_fedbioacc_is_that_of_its_linear_system_and_shrinks_with_the_renewal() -> None:
+    how: dict[str, Any] = dict(alpha=0.1, beta=0.1, tau=5, participation=1.0)
+    methods = [FedBiOAcc(renewal=c, **how) for c in (1.0, 0.5, 0.1, 0.01)]
+    notes = [0.0374, 0.0244, 0.00602, 0.00063]
+    assert [floor(each) for each in methods] == pytest.approx(notes, rel=1e-2), (
+        "the values of the notes on methods"
+    )
+    assert floor(dataclasses.replace(methods[0], renewal=1e-9)) < 1e-9
+    for method, end in zip(methods[1:3], many(methods[1:3], 500), strict=True):
+        s = point(method)[: P + Q]
+        assert np.linalg.norm(np.concatenate([end.x, end.y]) - s) < 1e-4 * np.linalg.norm(s)
+        assert at(end.x) == pytest.approx(floor(method), rel=1e-2)
+
+
+def test_one_message_with_points_and_momenta_would_lose_the_correction_of_fedbioacc() -> None:
+    """In float64: if s_i and M_i are averaged together, the momentum is the mean of those at the clients' ends."""
+    K, k = task().affine_directions
+    floors = []
+    for c in (1.0, 0.1):
+        s, M = np.zeros(K.shape[1]), np.zeros(K.shape[1])
+        for _ in range(1500):
+            s_i, M_i = np.tile(s, (CLIENTS, 1)), np.tile(M, (CLIENTS, 1))
+            for _ in range(5):
+                old = np.einsum("ijk,ik->ij", K, s_i) + k
+                s_i = s_i - 0.1 * M_i
+                M_i = np.einsum("ijk,ik->ij", K, s_i) + k + (1 - c) * (M_i - old)
+            s, M = s_i.mean(0), M_i.mean(0)
+        floors.append(at(s))
+    two = [floor(FedBiOAcc(alpha=0.1, beta=0.1, tau=5, renewal=c)) for c in (1.0, 0.1)]
+    assert min(floors) > 0.05 and floors[0] == pytest.approx(floors[1], rel=0.05), "whatever c is"
+    assert two[0] < 0.7 * floors[0] and two[1] < 0.11 * floors[1]
+
+
+def test_the_momentum_of_fedbioacc_averages_out_the_sampling_of_cohorts() -> None:
+    how: dict[str, Any] = dict(alpha=0.1, beta=0.3, tau=2, participation=5)
+    ends = many([FedBiOAcc(renewal=c, **how) for c in (0.9, 0.1)], 300, seeds=4)
+    often, seldom = (np.mean([at(end.x) for end in part]) for part in (ends[:4], ends[4:]))
+    assert seldom < 0.6 * often
 
 
 def test_the_controls_solve_other_problems() -> None:
-    t, start = task(), float(np.linalg.norm(task().hypergradient(np.zeros(P))))
-    A, B, b, J, c = t._means
-    joint = np.block([[np.zeros((P, P)), B.T], [B, A]]) + J
-    s = -np.linalg.solve(joint, np.concatenate([np.zeros(P), b]) + c)
-    found = trained(FedAvg(alpha=0.1, beta=0.1, participation=1.0), 800)
-    np.testing.assert_allclose(np.concatenate([found.x, found.y]), s, atol=1e-4)
-    assert at(s) > start, "the joint minimum is worse than the start"
-    lower = trained(FedAvg(control="lower-only", beta=0.5, participation=1.0), 200)
-    assert not np.any(lower.x)
-    np.testing.assert_allclose(lower.y, t.solution(np.zeros(P)), atol=1e-4)
-    upper = trained(FedAvg(control="upper-only", alpha=0.5, participation=1.0), 200)
-    assert not np.any(upper.y)
-    np.testing.assert_allclose(upper.x, -np.linalg.solve(J[:P, :P], c[:P]), atol=1e-4)
-    first = FedAvg(control="first-order", alpha=0.1, beta=0.1, participation=1.0)
-    without_v = np.block([[J[:P]], [B, A]])
-    place = -np.linalg.solve(without_v, np.concatenate([c[:P], b]))
-    np.testing.assert_allclose(trained(first, 800).x, place[:P], atol=1e-4)
+    start = float(np.linalg.norm(task().hypergradient(np.zeros(P))))
+    joint, lower, upper, first = (
+        FedAvg(control=control, alpha=0.1, beta=0.1, participation=1.0)
+        for control in ("joint", "lower-only", "upper-only", "first-order")
+    )
+    for method, moves in ((joint, "xy"), (lower, "y"), (upper, "x"), (first, "xy")):
+        end, s = trained(method, 800), point(method)
+        np.testing.assert_allclose(np.concatenate([end.x, end.y]), s, atol=1e-4)
+        assert [bool(np.any(a)) for a in (end.x, end.y)] == ["x" in moves, "y" in moves]
+    assert floor(joint) > start, "the joint minimum is worse than the start"
 
 
 def test_adagrad_steps_come_close_without_step_sizes() -> None:
@@ -221,6 +236,8 @@ def test_adagrad_steps_come_close_without_step_sizes() -> None:
         (FedAvg(), 1, P + Q, P + Q),
         (FedMSA(tau=2), 2, 2 * (P + 2 * Q), 2 * (P + 2 * Q)),
         (FedMSA(tau=2, renewal=0.5), 2, 2 * (P + 2 * Q), 3 * (P + 2 * Q)),
+        (FedBiOAcc(tau=2), 2, 2 * (P + 2 * Q), 2 * (P + 2 * Q)),
+        (FedBiOAcc(tau=2, renewal=0.5), 2, 2 * (P + 2 * Q), 3 * (P + 2 * Q)),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else "",
 )

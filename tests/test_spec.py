@@ -485,6 +485,7 @@ def changed(raw: dict[str, Any], section: str, field: str, hint: Any) -> Spec:
         *literals(hint),
         "loop",
         "median",
+        "power",
         {"name": "sgd", "learning_rate": 0.1},
     ]
     numbers = [old + 1, old / 2, 0.25] if isinstance(old, int | float) else [1, 2, 0.25]

@@ -58,6 +58,7 @@ ROOMS = [
     "batch",
     "steps",
     "data",
+    "schedules",
     "settings",
     "stepsizes",
     "trials",

@@ -286,7 +286,7 @@ def test_a_method_without_a_server_has_no_such_setting(name: str) -> None:
 
 
 def test_conjugate_gradients_are_the_dense_solution_at_their_cost(small: Any, engine: Any) -> None:
-    A, _, _, J, c = small._means
+    A, _, _, J, c = small.means
     x, y = np.arange(4.0), np.array([1.0, -1.0, 2.0])
     method = fb.AggITD(**EXACT, N=2, beta=1.0, estimator="cg", cg_steps=5, cg_tolerance=1e-7)
     fed = fb.Federation(engine)
@@ -369,8 +369,8 @@ def test_cg_and_momentum_reach_what_the_series_does_not_at_equal_rounds(steep: A
         fed.hold(x=jnp.asarray(x, jnp.float32))
         y, p = method.estimate(fed, jnp.zeros(8))
         assert fed.ledger.rounds <= rounds
-        g = steep._means[3] @ np.concatenate([x, np.asarray(y, np.float64)]) + steep._means[4]
-        return relative(y, steep.solution(x)), relative(g[:3] - np.asarray(p, np.float64) @ steep._means[1], exact)
+        g = steep.means[3] @ np.concatenate([x, np.asarray(y, np.float64)]) + steep.means[4]
+        return relative(y, steep.solution(x)), relative(g[:3] - np.asarray(p, np.float64) @ steep.means[1], exact)
 
     series = error(fb.AggITD(**work, N=100, estimator="summed"))
     fast = (np.sqrt(1e3) - 1) / (np.sqrt(1e3) + 1)
@@ -382,7 +382,7 @@ def test_cg_and_momentum_reach_what_the_series_does_not_at_equal_rounds(steep: A
 
 def test_momentum_is_the_heavy_ball(small: Any, engine: Any) -> None:
     """Over two outer iterations, so the velocity lives in the state."""
-    A, _, b, _, _ = small._means
+    A, _, b, _, _ = small.means
     method = fb.AggITD(**EXACT, N=2, beta=0.5, momentum_y=0.6, alpha=1e-9)
     state, _ = iterate(method, engine, 2)
     last = y = np.zeros(3)

@@ -18,12 +18,15 @@ from .algorithms import (
     AggITD,
     Algorithm,
     FedAvg,
+    FedBiOAcc,
+    FedBiOAccLocal,
     FedF2SA,
     FedMSA,
     FedNest,
     FedSOBA,
     Gossip,
     LFedNest,
+    LocalLower,
     NaiveITD,
     ShroFBO,
     SimFBO,
@@ -59,6 +62,7 @@ from .privacy import Accountant, Privacy, Secret
 from .problem import BilevelProblem, Problem, Task
 from .problems import HyperRepresentation, Quadratic
 from .run import Observer, Progress, Result, SavedRun, load_run, run, train, train_many
+from .schedules import Scheduled
 from .settings import about, settings
 from .spec import Spec, load_spec
 from .steps import (
@@ -79,7 +83,7 @@ from .steps import (
     svrg,
     walk,
 )
-from .stepsizes import AUTO, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
+from .stepsizes import AUTO, Decays, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 from .trials import Rows, Tried, apart
 
 __version__ = "0.1.0"
@@ -112,6 +116,7 @@ __all__ = [
     "CorruptData",
     "DataUnavailable",
     "Dataset",
+    "Decays",
     "Diagnosis",
     "Directions",
     "Diverged",
@@ -120,6 +125,8 @@ __all__ = [
     "Epochs",
     "Fault",
     "FedAvg",
+    "FedBiOAcc",
+    "FedBiOAccLocal",
     "FedBilevelError",
     "FedBilevelWarning",
     "FedF2SA",
@@ -136,6 +143,7 @@ __all__ = [
     "LazyClients",
     "Ledger",
     "ListedClients",
+    "LocalLower",
     "Log",
     "LoggedRun",
     "Logger",
@@ -172,6 +180,7 @@ __all__ = [
     "Samples",
     "SavedRun",
     "Scalar",
+    "Scheduled",
     "Secret",
     "SettingsError",
     "ShroFBO",

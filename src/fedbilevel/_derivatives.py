@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array
 
 from .batch import Batch
+from .errors import StepError
 from .heads import OnVectors
 from .oracle import Arrays, Directions, Kept, PartArrays, recall
 from .own import KEPT, OwnPart
@@ -43,7 +44,12 @@ class Losses(Protocol):
     @property
     def own_part(self) -> OwnPart | None: ...
 
+    @property
+    def flat_y(self) -> Any: ...
+
     def features(self, x: Array, inputs: PyTree) -> PyTree: ...
+
+    def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]: ...
 
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array: ...
 
@@ -82,7 +88,9 @@ class Memory(NamedTuple):
 
 def remember(problem: Losses, x: Array, data: Arrays) -> Memory | None:
     """Embed both parts at x; None when the problem has no `embed`."""
-    return None if problem.embed is None else Memory(*(_embedded(problem, x, part) for part in data))
+    if problem.embed is None:
+        return None
+    return Memory(*(_embedded(problem, x, part) for part in (data.lower, data.upper)))
 
 
 def _embedded(problem: Losses, x: Array, part: PartArrays) -> Embedded:
@@ -151,6 +159,11 @@ class JaxOracle:
     @property
     def y(self) -> Array:
         return self._held["y"]
+
+    @property
+    def y_start(self) -> Array:
+        start: Array = self._problem.flat_y.vector
+        return start
 
     def held(self, name: str) -> Array:
         """A vector that the server gave the client to hold, by its name."""
@@ -224,6 +237,18 @@ class JaxOracle:
         """∇_w ⟨∇_y g_i(x, y; χ), v⟩"""
         point, loss = self._point("lower", chi, at), self._loss("lower", chi, Derivative.G_WY)
         return jax.grad(lambda w: jax.jvp(lambda u: loss(*point, u, w), (y,), (v,))[1])(self.w)
+
+    def metrics(self, y: Array, names: tuple[str, ...], at: Array | None = None) -> Array:
+        """The problem's metrics of these names at (x, y), on all test rows of the client."""
+        x, test = self.x if at is None else at, self._data.test
+        if test is None:
+            raise StepError(
+                "the client has no test rows, so it cannot measure metrics; give ClientData a test part"
+            )
+        ids = jnp.arange(jax.tree.leaves(test.inputs)[0].shape[0])
+        weights, features = (ids < test.rows).astype(jnp.float32), self._problem.features(x, test.inputs)
+        found = self._problem.measured(x, y, Batch(test.inputs, test.targets, weights, features, ids=ids))
+        return jnp.stack([jnp.asarray(found[name], jnp.float32) for name in names])
 
     def _own(self, part: OwnPart) -> Array:
         """The client's own variables: those that it has kept, or else their initial values."""

@@ -24,7 +24,7 @@ PyTree = Any
 def check_fit(problem: Problem, data: ClientData, test: Part | None = None) -> None:
     """Raise unless the losses and `embed` fit the data of a client, and the metrics fit the test rows."""
     x, y = problem.flat_x.vector, problem.flat_y.vector
-    for level, part in data._asdict().items():
+    for level, part in {"lower": data.lower, "upper": data.upper}.items():
         batch = _batch(problem, part, f"the {level} rows of a client")
         own = _own(problem, data)
 
@@ -32,10 +32,20 @@ def check_fit(problem: Problem, data: ClientData, test: Part | None = None) -> N
             return problem.loss(level, x, y, b._replace(own=own))
 
         _check_loss(level, _evaluated(level, problem, batch, partial(jax.eval_shape, loss, x, y), own))
-    if test is not None and problem.metrics is not None:
-        batch = _batch(problem, test, "the test rows")
-        made = _evaluated("metrics", problem, batch, partial(jax.eval_shape, problem.measured, x, y))
-        _check_metrics(made)
+    for rows in (test, data.test):
+        if rows is not None:
+            metric_names(problem, rows)
+
+
+def metric_names(problem: Problem, test: Part) -> tuple[str, ...]:
+    """The names of the problem's metrics; raises unless they fit the test rows and are single numbers."""
+    if problem.metrics is None:
+        return ()
+    x, y = problem.flat_x.vector, problem.flat_y.vector
+    batch = _batch(problem, test, "the test rows")
+    made = _evaluated("metrics", problem, batch, partial(jax.eval_shape, problem.measured, x, y))
+    _check_metrics(made)
+    return tuple(made)
 
 
 def _batch(problem: Problem, part: Part, whose: str) -> Batch:

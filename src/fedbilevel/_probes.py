@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from .oracle import Oracle
-from .steps import Draw, Scalar, Stream, client_step, walk
+from .oracle import LocalOracle, Oracle, own_y
+from .steps import Draw, Scalar, Scalars, Stream, Y, client_step, walk
 
 
 class Losses(NamedTuple):
@@ -19,6 +19,43 @@ class Losses(NamedTuple):
 def losses(c: Oracle, x: Array, y: Array, xi: Draw, zeta: Draw) -> Losses:
     """f_i(x, y) and g_i(x, y)"""
     return Losses(c.f(y, xi, at=x), c.g(y, zeta, at=x))
+
+
+class Personal(NamedTuple):
+    upper: Scalar
+    lower: Scalar
+    metrics: Scalars | None
+    y: Y | None
+
+
+@client_step
+def personal(
+    c: LocalOracle,
+    beta: Array,
+    kept: bool,
+    names: tuple[str, ...],
+    shown: bool,
+    solving: Stream,
+    xi: Draw,
+    zeta: Draw,
+) -> Personal:
+    """f_i, g_i and the client's own metrics at the held x and at the y that the client finds for it.
+
+    It takes the steps of the method, from the y that the client has kept or from the start. `shown` gives y too.
+    """
+    y = own_y(c, beta, solving, kept)
+    metrics = c.metrics(y, names) if names else None
+    return Personal(c.f(y, xi), c.g(y, zeta), metrics, y if shown else None)
+
+
+class Tested(NamedTuple):
+    metrics: Scalars
+
+
+@client_step
+def tested(c: LocalOracle, names: tuple[str, ...]) -> Tested:
+    """The client's own metrics at the held x and y."""
+    return Tested(c.metrics(c.y, names))
 
 
 class Curvature(NamedTuple):

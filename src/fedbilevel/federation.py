@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from jax import Array
 
 from . import rng
 from ._collection import Collection, Weighting, weights_of
-from .aggregate import Gather, Mean, Memory, gather_by, quorum, remembering
+from .aggregate import Apart, Gather, Mean, Memory, gather_by, quorum, remembering
 from .engines import Averaging, Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
@@ -266,8 +266,19 @@ class Federation:
                 self.ledger.keepers.update(dict.fromkeys(collection.well, call.clock))
         return result
 
-    def probe(self, step: Step[Any, R], clients: Sequence[int] | None = None, **arguments: Any) -> R:
+    def probe(
+        self,
+        step: Step[Any, R],
+        clients: Sequence[int] | None = None,
+        *,
+        at: Mapping[str, Array] | None = None,
+        apart: bool = False,
+        **arguments: Any,
+    ) -> R:
         """Like `round`, for a measurement on any clients: it is billed separately and leaves clients unchanged.
+
+        at      the vectors that clients hold in this measurement, by name
+        apart   the result has a row for each valid reply in place of the mean
 
         A private federation has no measurements, because they would be uploads without noise.
         """
@@ -277,9 +288,10 @@ class Federation:
                 "measure at the server, or remove privacy.mode"
             )
         chosen = self.clients if clients is None else clients
-        call = self.call(Kind.PROBE, step, chosen, arguments)
+        held = {name: Held(next(_versions), value, tuple(chosen)) for name, value in (at or {}).items()}
+        call = self.call(Kind.PROBE, step, chosen, arguments, held)
         account = self.ledger.probes.setdefault(step.name, Account())
-        return self._collection(call, account, Mean()).collect()
+        return self._collection(call, account, Apart() if apart else Mean()).collect()
 
     def call(
         self,

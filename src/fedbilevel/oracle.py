@@ -15,7 +15,7 @@ from jax import Array
 
 from .data import ClientSize
 from .errors import StepError
-from .steps import Draw, X, Y
+from .steps import Draw, Stream, X, Y, sgd
 from .stepsizes import Moves
 
 PyTree = Any
@@ -121,6 +121,25 @@ class OwnOracle(Oracle, Protocol):
         """∇_w ⟨∇_y g_i(x, y; χ), v⟩"""
 
 
+class LocalOracle(Oracle, Protocol):
+    """The oracle of a client that has a lower solution of its own (`Problem.lower_is = "local"`)."""
+
+    @property
+    def y_start(self) -> Array:
+        """The y that the problem starts from. The client knows it from the problem, so it is not sent."""
+
+    def metrics(self, y: Array, names: tuple[str, ...], at: Array | None = None) -> Array:
+        """The problem's metrics of these names at (x, y), on all test rows of the client."""
+
+
+def own_y(c: LocalOracle, beta: Array | float, zeta: Stream, kept: bool) -> Array:
+    """y_i ← y_i - β ∇_y g_i(x, y_i; ζ) along the draws, at the held x.
+
+    The steps start from the y that the client has kept as its own, or from that of the problem.
+    """
+    return sgd(c.g_y, c.own("y", c.y_start) if kept else c.y_start, beta, zeta)
+
+
 class PartArrays(NamedTuple):
     """A part of a client's data, padded to the capacity; only the first `rows` rows are real."""
 
@@ -134,11 +153,12 @@ class Arrays(NamedTuple):
 
     lower: PartArrays
     upper: PartArrays
+    test: PartArrays | None = None
 
     @property
     def padded(self) -> ClientSize:
-        """The numbers of rows with the padding."""
-        return ClientSize(*(int(jax.tree.leaves(part)[0].shape[0]) for part in self))
+        """The numbers of rows of the two losses, with the padding."""
+        return ClientSize(*(int(jax.tree.leaves(part)[0].shape[0]) for part in (self.lower, self.upper)))
 
 
 class Kept(NamedTuple):
@@ -187,8 +207,15 @@ class Shapes:
     def y(self) -> Array:
         return self._held["y"]
 
+    @property
+    def y_start(self) -> Array:
+        return self._y
+
     def held(self, name: str) -> Array:
         return self._held[name]
+
+    def metrics(self, y: Array, names: tuple[str, ...], at: Array | None = None) -> Array:
+        return jnp.zeros(len(names))
 
     def own(self, name: str, default: PyTree) -> PyTree:
         default = jax.tree.map(jnp.asarray, default)

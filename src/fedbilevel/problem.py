@@ -2,6 +2,10 @@
 
     min_x  f(x, y*(x)) = 1/m Σ_i f_i(x, y*(x))    subject to    y*(x) = argmin_y 1/m Σ_i g_i(x, y)
 
+If the lower level is local, every client has a solution of its own instead:
+
+    min_x  1/m Σ_i f_i(x, y_i*(x))                subject to    y_i*(x) = argmin_y g_i(x, y)
+
 A user gives two pytrees of initial parameters and two functions. Outside of a `Problem` both groups are flat
 float32 vectors, so that algorithms are written with + - * and every message is a handful of vectors.
 """
@@ -13,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import equinox as eqx
 import jax
@@ -37,6 +41,7 @@ PyTree = Any
 
 
 Over = Literal["vmap", "map"]
+LowerIs = Literal["global", "local"]
 Loss = Callable[[Any, Any, Batch], Array]
 Measure = Callable[[Array, Array], Mapping[str, Array]]
 
@@ -87,6 +92,9 @@ class BilevelProblem(Protocol):
     traceable   whether JAX can trace its oracle, and so compile and batch the clients' steps
     over        the best way for a simulation to serve clients
     chances     whether the losses are random, and for how long their choices stay the same (see `Problem`)
+
+    It may also have `regions` (feasible sets), `own_part` (variables of clients) and `lower_is` ("local" if every
+    client has a lower solution of its own). A problem that lacks them has none, and one lower level for all.
     """
 
     @property
@@ -143,6 +151,8 @@ class Problem:
     own      initial upper variables that every client has for itself, beside the x that all share: a pytree of
              arrays and of `PerRow`, which has a variable for each row. They stay with the client and are never
              sent. The losses read them as `batch.own`. With own variables, x may be None: nothing is shared then
+    lower_is   "global": all clients share one y, which solves the mean of the lower losses. "local": every client
+             has its own y_i, which solves its own lower loss and stays with it; y is where each of them starts
     """
 
     x: PyTree
@@ -157,6 +167,7 @@ class Problem:
     feasible_x: Projection | None = None
     feasible_y: Projection | None = None
     own: PyTree = None
+    lower_is: LowerIs = "global"
 
     traceable: ClassVar[bool] = True
 
@@ -165,6 +176,13 @@ class Problem:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in ("lower", "upper")):
                 raise SettingsError(f"{name} is of type {type(value).__name__}; give a function")
+        if self.lower_is not in get_args(LowerIs):
+            raise SettingsError(f"lower_is = {self.lower_is!r} is wrong; use 'global' or 'local'")
+        if self.lower_is == "local" and self.feasible_y is not None:
+            raise SettingsError(
+                "feasible_y is wrong with lower_is = 'local': only the server projects, and it never sees a "
+                "client's y; put the constraint into the lower loss, for example by another parametrisation"
+            )
         _ = self.flat_x, self.flat_y, self.own_part  # raises if they are no parameters
         for loss in (self.lower, self.upper):
             if isinstance(loss, Softmax):
@@ -241,6 +259,12 @@ class Problem:
     def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]:
         """`metrics` at flat vectors on a batch."""
         return {} if self.metrics is None else self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+
+
+def lower_kind(problem: BilevelProblem) -> LowerIs:
+    """Whether clients share the lower level or each has its own; a problem that does not say so shares it."""
+    kind: LowerIs = getattr(problem, "lower_is", "global")
+    return kind
 
 
 class Task(NamedTuple):

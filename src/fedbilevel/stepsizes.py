@@ -28,6 +28,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 M = TypeVar("M")
+K = TypeVar("K")
 WORD = "auto"  # how a spec writes a value that is to be found
 
 
@@ -124,6 +125,17 @@ class Pairs:
     """The mark of the number of pairs that the server keeps for quasi-Newton steps of y."""
 
 
+@dataclass(frozen=True)
+class Decays:
+    """The mark of a setting that a schedule multiplies by a power of its factor, as it does with step sizes.
+
+    Step sizes of x and y need no mark. That of a product needs one if its recursion goes on from one outer
+    iteration to the next.
+    """
+
+    power: float = 1.0
+
+
 class StepSize(NamedTuple):
     """A step size among the settings of a method."""
 
@@ -174,6 +186,17 @@ def marks_of(method: Any, setting: str) -> tuple[Any, ...]:
     """The marks on the annotation of a setting."""
     kind: Any = type(method)
     return _marks(kind).get(setting, ())
+
+
+def marked(method: Any, kind: type[K]) -> dict[str, K]:
+    """The settings of a method that are numbers and have a mark of a kind, each with its mark."""
+    own: Any = type(method)
+    return {
+        name: mark
+        for name, marks in _marks(own).items()
+        for mark in marks
+        if isinstance(mark, kind) and isinstance(getattr(method, name, None), float)
+    }
 
 
 @cache

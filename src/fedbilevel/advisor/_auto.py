@@ -22,8 +22,9 @@ from ..algorithms.local import LowerWork, ServerState, State
 from ..algorithms.secants import length_for, with_pair
 from ..feasible import regions_of
 from ..federation import Federation
+from ..schedules import scheduled
 from ..steps import Sample
-from ..stepsizes import Moves, Terms, automatic_settings, marks_of, with_values
+from ..stepsizes import Moves, Terms, automatic_settings, marks_of, value_of, with_values
 from ._lanczos import Measured, Spectrum, lanczos
 from ._newton import improved, learn, steps_by_pairs
 from ._steps import Point, lanczos_products
@@ -187,8 +188,10 @@ class Automatics:
 
     # While the run goes on ----------------------------------------------------------------------------------
 
-    def follow(self, fed: Federation, algorithm: Any, before: Any, after: Any) -> tuple[Any, Any]:
+    def follow(self, fed: Federation, algorithm: Any, before: Any, after: Any, iteration: int) -> tuple[Any, Any]:
         """The method with the upper step size of its next iteration, and the state after this one.
+
+        A schedule multiplies that step size, which follows the curvature without it.
 
         If the server has pairs of both levels, the x of that state is the one of a quasi-Newton step.
         """
@@ -198,7 +201,8 @@ class Automatics:
         value, length = getattr(algorithm, alpha), upper_length(algorithm)
         h = fed.noted.get(NOTED)
         if h is None:  # a method without a common hypergradient moves x along the mean of the clients' own
-            h = (np.asarray(before.x, np.float64) - np.asarray(after.x, np.float64)) / (value * length)
+            moved = np.asarray(before.x, np.float64) - np.asarray(after.x, np.float64)
+            h = jnp.asarray(moved / (value_of(scheduled(algorithm, iteration), alpha) * length))
         own = {name.removeprefix("alpha."): a for name, a in self.arrays.items() if name.startswith("alpha.")}
         x, newton = np.asarray(before.x), steps_by_pairs(algorithm, fed.engine.problem) and "x" in own
         if newton:

@@ -8,7 +8,7 @@ from ..names import Names
 from ._bucketing import RULES, Bucketing
 from ._gather import Gather, Rows, gather_by, remembering
 from ._krum import MultiKrum
-from ._mean import Accumulator, Mean, finite_mean, mix, not_finite
+from ._mean import Accumulator, Apart, Mean, finite_mean, mix, not_finite
 from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
 from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
 
@@ -22,6 +22,7 @@ AGGREGATORS: Names[type[Any]] = Names(
 __all__ = [
     "AGGREGATORS",
     "Accumulator",
+    "Apart",
     "Bucketing",
     "CentredClipping",
     "Gather",

@@ -63,6 +63,26 @@ class Mean:
         return jax.tree.map(partial(_divide, by=np.float32(self.weight)), self.total)
 
 
+class Apart:
+    """All valid replies, as rows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rows: list[Any] = []
+
+    def add(self, replies: Replies, weights: np.ndarray) -> dict[int, Reason]:
+        """Add stacked replies; return the clients whose reply is not used because a vector is not finite."""
+        rejected = not_finite(replies)
+        valid = np.asarray([client not in rejected for client in replies.clients])
+        self._rows.append(jax.tree.map(lambda a: np.asarray(a)[valid], replies.reply))
+        self.count += int(valid.sum())
+        return rejected
+
+    @property
+    def value(self) -> Any:
+        return jax.tree.map(lambda *rows: np.concatenate(rows), *self._rows)
+
+
 def not_finite(replies: Replies) -> dict[int, Reason]:
     """The clients whose reply has a vector that is not finite, each with a reason that names the vector."""
     return _complaints(replies, _finite(jax.tree.leaves(replies.reply)))

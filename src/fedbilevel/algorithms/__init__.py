@@ -7,17 +7,21 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ..federation import Federation
 from ..names import Names
-from ..problem import BilevelProblem
+from ..problem import BilevelProblem, LowerIs
 from .aggitd import AggITD
 from .fedavg import FedAvg
+from .fedbioacc import FedBiOAcc
+from .fedbioacclocal import FedBiOAccLocal
 from .fedf2sa import FedF2SA
 from .fedmsa import FedMSA
 from .fednest import FedNest
 from .fedsoba import FedSOBA
 from .gossip import Gossip
 from .lfednest import LFedNest
+from .locallower import LocalLower
 from .madsbo import MADSBO
 from .naive_itd import NaiveITD
+from .personal import OwnLower
 from .simfbo import ShroFBO, SimFBO
 
 
@@ -29,6 +33,9 @@ class Algorithm(Protocol):
     is a settings class (`fedbilevel.settings`); a method that is given to `train` may be any object.
 
     needs_server   whether clients talk only with a server; a method without a server uses `Agents`
+
+    Further class attributes may say what else it can do: `projects` that it keeps feasible sets, and `lower_kinds`
+    which kinds of lower level it solves: ("global",), which is the default, ("local",), or both.
     """
 
     needs_server: ClassVar[bool]
@@ -71,6 +78,20 @@ class MovesOwn(Protocol):
 
 
 @runtime_checkable
+class SolvesAtClients(Protocol):
+    """A method for a local lower level, which says how a client finds its own y."""
+
+    def own_lower(self, steps: int | None = None) -> OwnLower:
+        """The steps to the client's y, as many as the method makes in a round or as asked for."""
+
+
+def lower_kinds(algorithm: Any) -> tuple[LowerIs, ...]:
+    """The kinds of lower level that a method, or a class of methods, solves; global if it does not say."""
+    kinds: tuple[LowerIs, ...] = getattr(algorithm, "lower_kinds", ("global",))
+    return kinds
+
+
+@runtime_checkable
 class Reporting(Protocol):
     """A method that adds its own figures to every evaluation."""
 
@@ -91,7 +112,10 @@ ALGORITHMS: Names[type[Any]] = Names(
         "simfbo": SimFBO,
         "shrofbo": ShroFBO,
         "fedmsa": FedMSA,
+        "fedbioacc": FedBiOAcc,
         "fed-f2sa": FedF2SA,
+        "local-lower": LocalLower,
+        "fedbioacc-local": FedBiOAccLocal,
         "fedavg": FedAvg,
     },
     needs=("init", "step", "needs_server"),
@@ -104,16 +128,22 @@ __all__ = [
     "Algorithm",
     "Checked",
     "FedAvg",
+    "FedBiOAcc",
+    "FedBiOAccLocal",
     "FedF2SA",
     "FedMSA",
     "FedNest",
     "FedSOBA",
     "Gossip",
     "LFedNest",
+    "LocalLower",
     "MovesOwn",
     "NaiveITD",
+    "OwnLower",
     "Reporting",
     "Sampling",
     "ShroFBO",
     "SimFBO",
+    "SolvesAtClients",
+    "lower_kinds",
 ]

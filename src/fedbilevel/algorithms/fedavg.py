@@ -20,6 +20,7 @@ from jax import Array
 from ..federation import Federation, cohort_size
 from ..oracle import Oracle
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
 from ..stepsizes import Moves, StepSize
@@ -53,7 +54,7 @@ def plain_steps(c: Oracle, control: str, alpha: Array, beta: Array, zeta: Stream
 
 
 @settings
-class FedAvg:
+class FedAvg(Scheduled):
     """FedAvg on one level or on both: the controls of bilevel methods."""
 
     needs_server: ClassVar[bool] = True

@@ -12,12 +12,16 @@ is one round, in which all three move from the old point. Both lower problems ha
 another one the lag of y₊ behind y would be divided by ν and taken for a gradient. A client receives and sends
 p + 2q numbers.
 
+`schedule = "paper"` has the exponents of benchopt's solver F2SA: 4/7 for x and for y, and 5/7 for the y₊ of the
+loss f + g/ν, whose step size is β ν here, so that ν falls with 1/7.
+
 In float32 the difference of two gradients that agree up to ν loses digits: below about ν = 1e-4 rounding is larger
 than the bias.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from jax import Array
@@ -25,6 +29,7 @@ from jax import Array
 from ..federation import Federation, cohort_size
 from ..oracle import Oracle
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Draw, Sample, X, Y, client_step
 from ..stepsizes import Moves
@@ -61,11 +66,12 @@ def penalised_directions(
 
 
 @settings
-class FedF2SA:
+class FedF2SA(Scheduled):
     """Fed-F2SA: the hypergradient from gradients of two lower problems, without second derivatives."""
 
     needs_server: ClassVar[bool] = True
     projects: ClassVar[bool] = True
+    decay: ClassVar[Mapping[str, float]] = {"alpha": 4 / 7, "beta": 4 / 7, "nu": 1 / 7}
 
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
     alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01

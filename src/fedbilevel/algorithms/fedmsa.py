@@ -15,7 +15,7 @@ p + 2q more for s_{r-1} if c < 1.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,13 @@ from pydantic import Field
 from ..federation import Federation
 from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
+from ..schedules import decay_of
 from ..settings import Count, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
+from ..stepsizes import Decays
 from ..trials import Tried
 from .local import rows_of
-from .single import SingleLoop, SingleState, minus
+from .single import SingleState, ThreeVariables, minus
 
 
 class Moved(NamedTuple):
@@ -63,13 +65,14 @@ def corrected_steps(
     h_x: Array,
     h_y: Array,
     h_v: Array,
+    keep: Array,
     eta_x: Array,
     eta_y: Array,
     eta_v: Array,
     zeta: Stream,
     xi: Stream,
 ) -> Moved:
-    """Local steps along h_i, which is corrected by the change of the client's own directions."""
+    """Local steps along h_i, which becomes d_i(new) + keep (h_i - d_i(old)), on the same rows, after each."""
     eta, start = (eta_x, eta_y, eta_v), Directions(c.x, c.y, c.held("v"))
     h = Directions(h_x, h_y, h_v)
     first = minus(start, eta, h)
@@ -79,7 +82,7 @@ def corrected_steps(
     def move(carried: tuple[Directions, ...], b: Draw, u: Draw) -> tuple[Directions, ...]:
         s, last, h = carried
         new, old = (directions(c, at.y, at.v, b, u, at=at.x) for at in (s, last))
-        h = minus(h, -1.0, minus(new, 1.0, old))
+        h = minus(new, keep, minus(old, 1.0, h))
         return minus(s, eta, h), s, h
 
     rest = (jax.tree.map(lambda a: a[1:], stream) for stream in (zeta, xi))
@@ -87,12 +90,13 @@ def corrected_steps(
 
 
 @settings
-class FedMSA(SingleLoop):
-    """FedMSA: corrected local steps on x, y and v; every client is asked in the first of its two rounds."""
+class Corrected(ThreeVariables):
+    """Two rounds: the mean direction h at s, renewed in part, and local steps that are corrected by it."""
 
     tau: Annotated[Count, Tried(5, 20), about("local steps τ; the first one costs no derivative")] = 5
     renewal: Annotated[
         Annotated[float, Field(gt=0, le=1)],
+        Decays(2),
         about("how much of h is new in an iteration, c; 1: all of it, which needs no last point"),
     ] = 1.0
 
@@ -101,15 +105,15 @@ class FedMSA(SingleLoop):
         self.check_cohort(clients)
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> SingleState:
-        """The initial parameters of the problem; v, h and the momenta begin at zero."""
-        start = self.start(problem)
-        if self.renewal == 1:
+        """The initial parameters of the problem; v and h begin at zero."""
+        start = self.begin(problem)
+        if self.renewal == 1 and "renewal" not in decay_of(self):
             return start
         zero = Directions(*(jnp.zeros_like(each) for each in (start.x, start.y, start.v)))
         return start._replace(past=Past(Directions(start.x, start.y, start.v), zero, jnp.zeros(())))
 
-    def step(self, fed: Federation, s: SingleState) -> SingleState:
-        """One outer iteration: a round of all clients, and one of the cohort."""
+    def renewed(self, fed: Federation, s: SingleState) -> tuple[SingleState, Directions]:
+        """h = mean_i [d_i(s) - (1 - c) d_i(s before)] + (1 - c) h, and the state that has it: one round."""
         fed.hold(x=s.x, y=s.y, v=s.v)
         past: Past | None = s.past
         keep = 0.0 if past is None else (1 - self.renewal) * past.begun
@@ -120,12 +124,26 @@ class FedMSA(SingleLoop):
             h = minus(h, -keep, past.h)
             s = s._replace(past=Past(Directions(s.x, s.y, s.v), h, jnp.ones(())))
         fed.note(hypergradient_estimate=h.x, lower_residual=h.y)
-        eta = self.rates
-        moved = fed.cohort(self.participation).round(
+        return s, h
+
+    def travel(self, fed: Federation, s: SingleState, h: Directions, keep: Any) -> SingleState:
+        """The mean of the points to which clients come by τ steps along h and its corrections: one round."""
+        moved = fed.round(
             corrected_steps,
             **dict(zip(("h_x", "h_y", "h_v"), h, strict=True)),
-            **dict(zip(("eta_x", "eta_y", "eta_v"), eta, strict=True)),
+            keep=keep,
+            **dict(zip(("eta_x", "eta_y", "eta_v"), self.rates, strict=True)),
             zeta=Samples("lower", rows_of(self.batch_zeta), self.tau),
             xi=Samples("upper", rows_of(self.batch_xi), self.tau),
         )
         return self.land(fed, s, Directions(*moved))
+
+
+@settings
+class FedMSA(Corrected):
+    """FedMSA: corrected local steps on x, y and v; every client is asked in the first of its two rounds."""
+
+    def step(self, fed: Federation, s: SingleState) -> SingleState:
+        """One outer iteration: a round of all clients, and one of the cohort."""
+        s, h = self.renewed(fed, s)
+        return self.travel(fed.cohort(self.participation), s, h, keep=1.0)

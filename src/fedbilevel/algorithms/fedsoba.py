@@ -21,7 +21,8 @@ where a, b and c begin at `offset`, and α and β are plain factors that may sta
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -44,6 +45,8 @@ def three_directions(c: Oracle, v: Array, zeta: Draw, xi: Draw) -> Directions:
 @settings
 class FedSOBA(SingleLoop):
     """FedSOBA: x, y and v move at once, in one round."""
+
+    decay: ClassVar[Mapping[str, float]] = {"alpha": 1 / 2, "beta": 1 / 2, "rho": 1 / 2}  # as benchopt's SOBA
 
     steps: Annotated[
         Literal["constant", "adagrad"],

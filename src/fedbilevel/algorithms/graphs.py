@@ -22,6 +22,7 @@ from pydantic import Field
 
 from .. import rng
 from ..errors import SettingsError
+from ..schedules import Scheduled
 from ..settings import about, settings
 from ..steps import PerClient
 from ..stepsizes import Moves
@@ -94,7 +95,7 @@ AGENTS = 10_000  # the largest number of agents; W then has 800 MB
 
 
 @settings
-class Network:
+class Network(Scheduled):
     """The settings of a communication graph, and what algorithms on a graph have in common.
 
     An algorithm's state has `xs` and `ys`, with one row for each agent, and their means `x` and `y`. Before the

@@ -21,6 +21,7 @@ from ..federation import Federation, cohort_size
 from ..oracle import Oracle, OwnOracle
 from ..own import own_part
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
 from ..stepsizes import Automatic, Momentum, Moves, StepSize, automatic
@@ -124,7 +125,7 @@ def upper_steps(c: Oracle, h: Array, alpha: Array, shared: bool, xi: Stream) -> 
 
 
 @settings
-class LocalWork:
+class LocalWork(Scheduled):
     """Which clients take part in an outer iteration, and whether local steps share the step size.
 
     projects    whether x and y stay in the feasible sets of the problem
@@ -143,7 +144,7 @@ class LocalWork:
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
-        for name in ("lower_steps", "upper_steps"):
+        for name in ("lower_steps", "upper_steps", "tau"):
             check_counts(name, getattr(self, name, None), clients)
 
     def in_use(self, declared: list[StepSize]) -> list[StepSize]:
@@ -151,6 +152,7 @@ class LocalWork:
         upper, steps = getattr(self, "upper", None), getattr(self, "upper_steps", 1)
         idle = {"lam"} if getattr(self, "estimator", None) == "cg" else set[str]()
         idle |= {"alpha"} if upper is not None and once(steps) else set()
+        idle |= set(getattr(self, "idle", ()))
         used = [each for each in declared if each.setting not in idle]
         if isinstance(getattr(upper, "learning_rate", None), float):
             used.insert(0, StepSize("upper.learning_rate", Moves.UPPER))

@@ -17,9 +17,10 @@ from pydantic import Field
 from ..federation import Federation, cohort_size
 from ..oracle import Directions
 from ..problem import BilevelProblem
+from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Sample
-from ..stepsizes import Moves
+from ..stepsizes import Decays, Moves
 from .local import CLIENTS_ASKED, BatchSize, Participation, regions, rows_of, warn_of_sets
 from .optimiser import Memory, advance, chosen, first_memory
 
@@ -56,8 +57,8 @@ def minus(s: Directions, rates: Any, d: Directions) -> Directions:
 
 
 @settings
-class SingleLoop:
-    """The step sizes of x, y and v, the rows of the directions, and the move of the server along them."""
+class ThreeVariables(Scheduled):
+    """The step sizes of x, y and v, the rows of the directions, and the sets in which the three stay."""
 
     needs_server: ClassVar[bool] = True
     projects: ClassVar[bool] = True
@@ -66,24 +67,14 @@ class SingleLoop:
     alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
     beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.1
     rho: Annotated[
-        Positive | None, Moves.PRODUCT, about("step size of v; default: β, as y and v have the same curvature")
+        Positive | None,
+        Moves.PRODUCT,
+        Decays(),
+        about("step size of v; default: β, as y and v have the same curvature"),
     ] = None
-    momentum: Annotated[
-        Annotated[float, Field(ge=0, lt=1)], about("heavy-ball momentum of x, y and v, at the server")
-    ] = 0.0
     radius: Annotated[Positive | None, about("v is kept in the ball of this radius, at the server")] = None
     batch_zeta: Annotated[BatchSize, about("rows for the derivatives of the lower loss")] = "full"
     batch_xi: Annotated[BatchSize, about("rows for the derivatives of the upper loss")] = "full"
-    upper: Annotated[
-        Any,
-        about(
-            "the server's optimiser of x, any of Optax, such as { name = 'adam', learning_rate = 0.01 }; it is "
-            "given the direction of x, and takes the place of the server's step along it"
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "upper", chosen(self.upper))
 
     @property
     def rates(self) -> Rates:
@@ -102,25 +93,11 @@ class SingleLoop:
         """Raise `SettingsError` if the participation does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
 
-    def start(self, problem: BilevelProblem) -> SingleState:
-        """The initial parameters of the problem; v and the momenta begin at zero."""
+    def begin(self, problem: BilevelProblem) -> SingleState:
+        """The initial parameters of the problem; v begins at zero."""
         warn_of_sets(problem, restricts=True)
         x, y = problem.flat_x.vector, problem.flat_y.vector
-        still = Directions(jnp.zeros_like(x), jnp.zeros_like(y), jnp.zeros_like(y)) if self.momentum else None
-        memory = None if self.upper is None else first_memory(self.upper, problem)
-        return SingleState(x, y, jnp.zeros_like(y), still, memory)
-
-    def move(self, fed: Federation, s: SingleState, d: Directions, rates: Rates) -> SingleState:
-        """The server's step: s ← s - rates d, with its momentum and optimiser, in the feasible sets."""
-        fed.note(hypergradient_estimate=d.x, lower_residual=d.y)
-        if s.speed is not None:
-            d = Directions(*(self.momentum * old + new for old, new in zip(s.speed, d, strict=True)))
-            s = s._replace(speed=d)
-        x, memory = s.x - rates.x * d.x, s.upper
-        if self.upper is not None:
-            x, memory = advance(self.upper, fed.engine.problem, d.x, s.upper, s.x)
-        moved = Directions(x, s.y - rates.y * d.y, s.v - rates.v * d.v)
-        return self.land(fed, s, moved)._replace(upper=memory)
+        return SingleState(x, y, jnp.zeros_like(y))
 
     def land(self, fed: Federation, s: SingleState, moved: Directions) -> SingleState:
         """The state at the nearest point of the feasible sets. v has only directions in which y can move."""
@@ -133,3 +110,40 @@ class SingleLoop:
         if self.radius is None:
             return v
         return v * jnp.minimum(1.0, self.radius / jnp.maximum(jnp.linalg.norm(v), 1e-30))
+
+
+@settings
+class SingleLoop(ThreeVariables):
+    """The move of the server along the mean directions, with momentum, and an optimiser of x."""
+
+    momentum: Annotated[
+        Annotated[float, Field(ge=0, lt=1)], about("heavy-ball momentum of x, y and v, at the server")
+    ] = 0.0
+    upper: Annotated[
+        Any,
+        about(
+            "the server's optimiser of x, any of Optax, such as { name = 'adam', learning_rate = 0.01 }; it is "
+            "given the direction of x, and takes the place of the server's step along it"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "upper", chosen(self.upper))
+
+    def start(self, problem: BilevelProblem) -> SingleState:
+        """The initial parameters of the problem; v and the momenta begin at zero."""
+        s = self.begin(problem)
+        still = Directions(jnp.zeros_like(s.x), jnp.zeros_like(s.y), s.v) if self.momentum else None
+        return s._replace(speed=still, upper=None if self.upper is None else first_memory(self.upper, problem))
+
+    def move(self, fed: Federation, s: SingleState, d: Directions, rates: Rates) -> SingleState:
+        """The server's step: s ← s - rates d, with its momentum and optimiser, in the feasible sets."""
+        fed.note(hypergradient_estimate=d.x, lower_residual=d.y)
+        if s.speed is not None:
+            d = Directions(*(self.momentum * old + new for old, new in zip(s.speed, d, strict=True)))
+            s = s._replace(speed=d)
+        x, memory = s.x - rates.x * d.x, s.upper
+        if self.upper is not None:
+            x, memory = advance(self.upper, fed.engine.problem, d.x, s.upper, s.x)
+        moved = Directions(x, s.y - rates.y * d.y, s.v - rates.v * d.v)
+        return self.land(fed, s, moved)._replace(upper=memory)

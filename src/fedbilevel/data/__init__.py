@@ -2,7 +2,7 @@
 
 from ._cache import cache_folder, fetch
 from ._catalogue import DATASETS, Entry, files_of
-from ._clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from
+from ._clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from, test_rows
 from ._dataset import Dataset
 from ._describe import dataset_table, draw_labels, label_counts, label_table
 from ._loading import load, load_function
@@ -37,4 +37,5 @@ __all__ = [
     "load",
     "load_function",
     "partition",
+    "test_rows",
 ]

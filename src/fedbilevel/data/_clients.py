@@ -1,4 +1,7 @@
-"""What the clients of a federation hold: two parts of data each, for the lower and for the upper loss."""
+"""What the clients of a federation hold: two parts of data each, for the lower and for the upper loss.
+
+A client may have test rows of its own beside them, on which the problem's metrics are measured.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,26 @@ class Part(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """One client's data: `lower` has the rows of the lower loss, `upper` those of the upper loss."""
+    """One client's data: `lower` has the rows of the lower loss, `upper` those of the upper loss.
+
+    `test` has rows that no loss uses, for the client's own metrics; None if it has no such rows.
+    """
 
     lower: Part
     upper: Part
+    test: Part | None = None
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts that the client has, by name."""
+        return {name: part for name, part in self._asdict().items() if part is not None}
 
 
 class Clients(Protocol):
-    """The registered clients. Data are loaded when asked for, so registering a client costs nothing."""
+    """The registered clients. Data are loaded when asked for, so registering a client costs nothing.
+
+    Clients with test rows of their own also have `test_rows`, the largest number of such rows of any client.
+    """
 
     @property
     def count(self) -> int: ...
@@ -49,7 +64,7 @@ class Clients(Protocol):
 
 
 class ClientSize(NamedTuple):
-    """The number of rows a client has for each part."""
+    """The number of rows a client has for each of the two losses."""
 
     lower: int
     upper: int
@@ -65,11 +80,17 @@ class ListedClients:
         if not self.data:
             raise SettingsError("a federation needs at least one client; the list of client data is empty")
         for i, data in enumerate(self.data):
-            for name, part, first in zip(data._fields, data, self.data[0], strict=True):
+            first = self.data[0].parts
+            if data.parts.keys() != first.keys():
+                raise SettingsError(
+                    f"client {i} has the parts {', '.join(data.parts)}, and client 0 has {', '.join(first)}; "
+                    "give test rows to all clients, or to none"
+                )
+            for name, part in data.parts.items():
                 rows_agree(f"client {i}, {name}", part)
                 if part.rows == 0:
                     raise SettingsError(f"client {i} has no {name} rows; give it some, or remove the client")
-                shapes_agree(f"client {i}, {name}", part, first)
+                shapes_agree(f"client {i}, {name}", part, first[name])
 
     @property
     def count(self) -> int:
@@ -79,6 +100,10 @@ class ListedClients:
     def capacity(self) -> ClientSize:
         sizes = [self.size(i) for i in range(self.count)]
         return ClientSize(max(s.lower for s in sizes), max(s.upper for s in sizes))
+
+    @cached_property
+    def test_rows(self) -> int:
+        return max(0 if data.test is None else data.test.rows for data in self.data)
 
     def size(self, client: int) -> ClientSize:
         return ClientSize(self.data[client].lower.rows, self.data[client].upper.rows)
@@ -92,12 +117,14 @@ class LazyClients:
     """Clients whose data are made on demand by `make(client)`: a million of them cost nothing to register.
 
     `sizes(client)` returns how many rows `make` would give. Without it, data are made every round to count them.
+    `test_rows` is the largest number of test rows of any client.
     """
 
     count: int
     capacity: ClientSize
     make: Callable[[int], ClientData]
     sizes: Callable[[int], ClientSize] | None = None
+    test_rows: int = 0
 
     def size(self, client: int) -> ClientSize:
         if self.sizes is not None:
@@ -107,7 +134,11 @@ class LazyClients:
 
     def load(self, client: int) -> ClientData:
         data = self.make(client)
-        for name, part, most in zip(data._fields, data, self.capacity, strict=True):
+        limits = {**self.capacity._asdict(), "test": self.test_rows}
+        if self.test_rows and data.test is None:
+            raise SettingsError(f"client {client} has no test rows, and test_rows = {self.test_rows}; make some")
+        for name, part in data.parts.items():
+            most = limits[name]
             rows_agree(f"client {client}, {name}", part)
             if not 0 < part.rows <= most:
                 raise SettingsError(
@@ -117,10 +148,15 @@ class LazyClients:
         return data
 
 
-def clients_from(parts: Sequence[tuple[Any, Any]]) -> ListedClients:
-    """Clients from a sequence of (lower, upper) pairs.
+def test_rows(clients: Clients) -> int:
+    """The largest number of test rows of any client; zero if clients have none."""
+    return int(getattr(clients, "test_rows", 0))
 
-    Each of the two is a `Part`, an (inputs, targets) pair, or a single array or pytree of inputs. What a loss
+
+def clients_from(parts: Sequence[tuple[Any, ...]]) -> ListedClients:
+    """Clients from a sequence of (lower, upper) pairs, or of triples whose last part has test rows.
+
+    Each of the parts is a `Part`, an (inputs, targets) pair, or a single array or pytree of inputs. What a loss
     cannot use is refused, by the client and the field: strings, gaps, other numbers of rows, other shapes.
     """
 
@@ -133,10 +169,10 @@ def clients_from(parts: Sequence[tuple[Any, Any]]) -> ListedClients:
         return Part(*(numbers(f"{where} {name}", v) for name, v in zip(Part._fields, pair, strict=False)))
 
     def client(i: int, pair: Any) -> ClientData:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             what = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
             raise SettingsError(f"client {i}: {what}, where its two parts are needed; give a pair (lower, upper)")
-        lower, upper = pair
-        return ClientData(part(f"client {i}, lower", lower), part(f"client {i}, upper", upper))
+        names = ClientData._fields[: len(pair)]
+        return ClientData(*(part(f"client {i}, {name}", own) for name, own in zip(names, pair, strict=True)))
 
     return ListedClients([client(i, pair) for i, pair in enumerate(parts)])

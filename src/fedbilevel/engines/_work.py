@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data import ClientData, ClientSize, Part
+from ..data import ClientData, Clients, ClientSize, Part, test_rows
 from ..errors import SettingsError, StepError
 from ..oracle import Arrays, Kept, PartArrays
 from ..own import KEPT, own_part
@@ -65,7 +65,7 @@ def perform(
 
     def stored(name: str, value: Any) -> tuple[str, tuple[Any, ...]]:
         if variables is not None and call.step.reply[name].form is Form.W:
-            return KEPT, variables.kept(value, data.padded, jnp.stack([part.rows for part in data]))
+            return KEPT, variables.kept(value, data.padded, jnp.stack([data.lower.rows, data.upper.rows]))
         return name, tuple(jax.tree.leaves(value))
 
     return sent, dict(stored(*each) for each in own.items()) if call.keeps else {}
@@ -104,8 +104,16 @@ def recalled(
     }
 
 
-def pad(data: ClientData, capacity: ClientSize) -> Arrays:
-    """Pad both parts to the capacity with copies of their first row, which get weight zero."""
+def load_padded(clients: Clients, client: int) -> Arrays:
+    """The data of a client, padded to the capacity of all clients."""
+    return pad(clients.load(client), clients.capacity, test_rows(clients))
+
+
+def pad(data: ClientData, capacity: ClientSize, tested: int = 0) -> Arrays:
+    """Pad all parts to the capacity with copies of their first row, which get weight zero.
+
+    Test rows are padded to the number `tested`. With zero they are left out.
+    """
 
     def fill(part: Part, rows: int) -> PartArrays:
         count = part.rows
@@ -121,4 +129,5 @@ def pad(data: ClientData, capacity: ClientSize) -> Arrays:
         inputs, targets = jax.tree.map(grow, tuple(part))
         return PartArrays(inputs, targets, np.int32(count))
 
-    return Arrays(fill(data.lower, capacity.lower), fill(data.upper, capacity.upper))
+    test = None if data.test is None or tested == 0 else fill(data.test, tested)
+    return Arrays(fill(data.lower, capacity.lower), fill(data.upper, capacity.upper), test)

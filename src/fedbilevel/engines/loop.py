@@ -15,7 +15,7 @@ from ._base import Capabilities
 from ._call import Call
 from ._replies import Replies
 from ._states import ClientStates
-from ._work import pad, perform, prepare, recalled
+from ._work import load_padded, perform, prepare, recalled
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
 
     def _reply(self, call: Call, client: int) -> Any:
         capacity = self.clients.capacity
-        data = pad(self.clients.load(client), capacity)
+        data = load_padded(self.clients, client)
         rows = {name: np.asarray(each.values[client], np.float32) for name, each in call.rows.items()}
         draws = prepare(call, self.problem, client, self.clients.size(client), capacity)
         kept = recalled(call, self.problem, self._states, client, capacity)

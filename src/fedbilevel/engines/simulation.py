@@ -32,7 +32,7 @@ from ._draws import Draws
 from ._placed import Placed
 from ._replies import Averaged, Replies
 from ._states import ClientStates
-from ._work import need_traceable, pad, perform, recalled, recalls
+from ._work import load_padded, need_traceable, perform, recalled, recalls
 
 PyTree = Any
 MIB = 2**20
@@ -130,8 +130,7 @@ class Simulation:
 
     def load(self, chunk: tuple[int, ...]) -> Arrays:
         """The chunk's data, padded and stacked, on the devices."""
-        capacity = self.clients.capacity
-        return self._spread(_stack([pad(self.clients.load(client), capacity) for client in self._here(chunk)]))
+        return self._spread(_stack([load_padded(self.clients, client) for client in self._here(chunk)]))
 
     def embed(self, x: Array, data: Arrays) -> Any:
         """The values that the chunk's clients compute once from a new x."""
@@ -328,7 +327,7 @@ class Simulation:
         them blocks that the allocator keeps for the next program, and a copy of the data on their way to the
         devices.
         """
-        one = pad(self.clients.load(0), self.clients.capacity)
+        one = load_padded(self.clients, 0)
         x = self.problem.flat_x.vector
         memory = jax.eval_shape(self.problem.remember, x, one)
         data, memory = (

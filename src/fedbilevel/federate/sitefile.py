@@ -1,7 +1,8 @@
 """A site's TOML: it names the site's data and its problem.
 
     [data]                                   one of:
-    npz = "rows.npz"                         arrays lower.inputs, lower.targets, upper.inputs, upper.targets
+    npz = "rows.npz"                         arrays lower.inputs, lower.targets, upper.inputs, upper.targets,
+                                             and test.inputs, test.targets if the site has test rows of its own
     folder = "rows"                          the same as rows/lower.inputs.npy, ...
     csv = "rows.csv"                         inputs = ["age", "dose"], targets = "outcome", upper_share = 0.2
     python = "my_site:load"                  a function that returns (lower, upper); further keys are its arguments
@@ -128,7 +129,7 @@ def load_site(path: Path) -> LoadedSite:
 def write_rows(path: Path, data: ClientData) -> None:
     """Write a client's rows as the .npz file that `[data] npz` reads."""
     arrays: dict[str, Any] = {}
-    for name, part in zip(PARTS, data, strict=True):
+    for name, part in data.parts.items():
         for kind, tree in part._asdict().items():
             if isinstance(tree, dict):
                 arrays |= {f"{name}.{kind}.{key}": leaf for key, leaf in tree.items()}
@@ -190,7 +191,7 @@ def _data(section: Mapping[str, Any], folder: Path) -> ClientData:
         raise
     except Exception as error:  # NumPy and zipfile raise errors of many kinds for a file that is damaged
         raise SettingsError(f"{wrong}: {one_line(str(error) or type(error).__name__)}") from None
-    for name, part in zip(PARTS, data, strict=True):
+    for name, part in data.parts.items():
         counts = {len(leaf) for leaf in jax.tree.leaves(part)}
         if len(counts) != 1 or counts == {0}:
             raise SettingsError(f"{wrong}: its {name} rows are {sorted(counts)}")
@@ -217,10 +218,12 @@ def _assembled(arrays: Mapping[str, np.ndarray]) -> ClientData:
         found = {k.removeprefix(f"{prefix}."): _narrow(a) for k, a in arrays.items() if k.startswith(f"{prefix}.")}
         return found or None
 
+    found = {part: tree(f"{part}.inputs") for part in ClientData._fields}
     for part in PARTS:
-        if tree(f"{part}.inputs") is None:
+        if found[part] is None:
             raise ValueError(f"there is no array {part}.inputs among {sorted(arrays)}")
-    return ClientData(*(Part(tree(f"{part}.inputs"), tree(f"{part}.targets")) for part in PARTS))
+    there = {part: inputs for part, inputs in found.items() if inputs is not None}
+    return ClientData(**{part: Part(inputs, tree(f"{part}.targets")) for part, inputs in there.items()})
 
 
 def _csv(

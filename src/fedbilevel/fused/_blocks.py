@@ -22,6 +22,7 @@ from ..engines import Fusible
 from ..errors import FedBilevelError, StepError
 from ..federation import Federation, drawn_clients
 from ..rng import Address, Kind
+from ..schedules import decay_of, scheduled
 from ..settings import is_settings, numbers_of, with_numbers
 from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
 from ._books import Books, Entry, entries, holding, ledger_at
@@ -111,7 +112,8 @@ class Blocks:
     """Runs outer iterations of a method in blocks.
 
     The numbers of the method that `names` has are values of the program, and the others are part of it. Values
-    are in the program's state, where no iteration changes them.
+    are in the program's state, where no iteration changes them. If step sizes follow a schedule, the number of the
+    iteration is in that state too.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Blocks:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
         # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
         small = size < SMALL and problem.chances is None if engine.single is None else engine.single
-        held = [*self._forms, *(Form((), np.dtype(np.float32)) for _ in names)]
+        self._decay = decay_of(algorithm)
+        held = [*self._forms, *(Form((), np.dtype(np.float32)) for _ in (*names, *self.clock(0)))]
         self.program = Program(problem, engine.over, held, small=small)
         self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
         sizes = [engine.clients.size(client) for client in range(self._count)]
@@ -159,8 +162,14 @@ class Blocks:
             yield recorded.rounds
             rounds, local = rounds + recorded.rounds, local + recorded.local
 
-    def advance(self, state: Any, iterations: int, left: int | None = None) -> Done | None:
-        """Do outer iterations; None if the next one has to be done round by round. `left` are left of the run.
+    def clock(self, iteration: int) -> tuple[Any, ...]:
+        """The number of an iteration as a value of the program, if step sizes follow a schedule."""
+        return (np.float32(iteration),) if self._decay else ()
+
+    def advance(self, state: Any, begun: int, iterations: int, left: int | None = None) -> Done | None:
+        """Do outer iterations after `begun` of them; None if the next one has to be done round by round.
+
+        `left` are left of the run.
 
         That is so after a block in which a reply was not finite: who is to blame, and what is to be done, is
         decided round by round. It is also so while a client is excluded or close to it, or has not replied since.
@@ -169,18 +178,18 @@ class Blocks:
         if self._apart == 0 and not (ledger.conduct.strikes or ledger.conduct.until or ledger.silent):
             if self._given is None:  # the choices of the next iterations are made known to the first program
                 self.plan(AHEAD if left is None else min(AHEAD, left))
-            done = self._together(state, iterations)
+            done = self._together(state, begun, iterations)
             if done is not None:
                 return done
         self._apart = max(0, self._apart - 1)
         return None
 
-    def _together(self, state: Any, iterations: int) -> Done | None:
+    def _together(self, state: Any, begun: int, iterations: int) -> Done | None:
         ledger = self._fed.ledger
         planned = self.plan(iterations)
         start = time.perf_counter()
         books = Books()
-        leaves: Any = tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(state))
+        leaves: Any = tuple(jnp.asarray(leaf) for leaf in (*jax.tree.leaves(state), *self.clock(begun)))
         sound, outcome = [], None
         size = self.part(len(planned), LONGEST, DRAWS)
         try:
@@ -201,7 +210,8 @@ class Blocks:
         books.book(ledger, time.perf_counter() - start)
         names = planned[-1].recorded.tape.notes
         self._fed.note(**{name: outcome.notes[name] for name in names})
-        new, before = (jax.tree.unflatten(self._tree, part) for part in (outcome.state, outcome.before))
+        count = len(self._forms)
+        new, before = (self.state_of(part[:count]) for part in (outcome.state, outcome.before))
         return Done(new, before, len(planned))
 
     def plan(self, iterations: int) -> list[Planned]:
@@ -286,16 +296,19 @@ class Blocks:
 
         def step(*values: Any) -> Any:
             leaves, own = values[: len(self._forms)], values[len(self._forms) :]
+            own, clock = own[: len(self.names)], own[len(self.names) :]
             method = with_numbers(self._algorithm, dict(zip(self.names, own, strict=True)))
+            for iteration in clock:
+                method = scheduled(method, iteration, self._decay)
             new, tree = jax.tree.flatten(method.step(fed, jax.tree.unflatten(self._tree, leaves)))
             new = [jnp.asarray(leaf) for leaf in new]
             if tree != self._tree or [Form(a.shape, a.dtype) for a in new] != self._forms:
                 raise unfit("its state changes its structure or its shapes in an iteration")
             noted.extend(fed.noted)
-            return *new, *own, *(jnp.asarray(note) for note in fed.noted.values())
+            return *new, *own, *(at + 1 for at in clock), *(jnp.asarray(note) for note in fed.noted.values())
 
         try:
-            traced = jax.make_jaxpr(step)(*self._leaves, *self._own)
+            traced = jax.make_jaxpr(step)(*self._leaves, *self._own, *self.clock(0))
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             first = str(error).splitlines()[0]
             raise unfit(f"it looks at values within an iteration ({first})") from None
@@ -384,7 +397,8 @@ class Blocks:
     def bytes_of_a_run(self) -> int:
         """About how many bytes a run needs: its registers, and all values of the largest piece."""
         block = self.block(self.plan(1), 1, Books())
-        return self.program.bytes_of_a_run(self.given(), (*self._leaves, *map(np.float32, self._own)), block)
+        state = (*self._leaves, *map(np.float32, self._own), *self.clock(0))
+        return self.program.bytes_of_a_run(self.given(), state, block)
 
     def block(self, planned: Sequence[Planned], size: int, books: Any) -> Block:
         """The instructions of some iterations, and everything that is drawn for them."""

@@ -26,11 +26,12 @@ from ._program import COHORT, PLACE, Given, ManyBlock
 
 
 class Lane(NamedTuple):
-    """A run at the start of a block: its federation, its state, and its numbers of the method."""
+    """A run at the start of a block: its federation, its state, its numbers of the method, and its iterations."""
 
     fed: Federation
     state: Any
     numbers: Mapping[str, float]
+    iteration: int
 
 
 class Track(NamedTuple):
@@ -170,7 +171,8 @@ class ManyBlocks:
             grid.append([lanes[min(run, len(lanes) - 1)] for run in range(runs)])
 
         def leaves(lane: Lane) -> list[Any]:
-            return [*jax.tree.leaves(lane.state), *(np.float32(lane.numbers[name]) for name in names)]
+            numbers = (np.float32(lane.numbers[name]) for name in names)
+            return [*jax.tree.leaves(lane.state), *numbers, *self._blocks.clock(lane.iteration)]
 
         each = [[leaves(lane) for lane in row] for row in grid]
         return tuple(

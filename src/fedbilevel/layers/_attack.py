@@ -156,7 +156,8 @@ class FlippedLabels:
         data = self._clients.load(client)
         if client not in self.attackers:
             return data
-        return ClientData(*(Part(part.inputs, self._classes - 1 - part.targets) for part in data))
+        lower, upper = (Part(p.inputs, self._classes - 1 - p.targets) for p in (data.lower, data.upper))
+        return ClientData(lower, upper, data.test)
 
 
 def attackers(clients: int, share: float, seed: int) -> frozenset[int]:

@@ -7,9 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 from ..data import DataSettings
 from ..names import Names
 from ..problem import BilevelProblem, Task
+from .cleaning import Cleaning
 from .custom import Custom
+from .penalties import Penalties, PenaltiesTask
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
+from .weights import ClientWeights
 
 
 class ProblemSettings(Protocol):
@@ -32,15 +35,26 @@ class Detached(Protocol):
 PROBLEMS: Names[type[Any]] = Names(
     "problems",
     "problem.name",
-    {"hyper-representation": HyperRepresentation, "quadratic": Quadratic, "python": Custom},
+    {
+        "hyper-representation": HyperRepresentation,
+        "client-weights": ClientWeights,
+        "cleaning": Cleaning,
+        "penalties": Penalties,
+        "quadratic": Quadratic,
+        "python": Custom,
+    },
     needs=("task", "makes_data"),
 )
 
 __all__ = [
     "PROBLEMS",
+    "Cleaning",
+    "ClientWeights",
     "Custom",
     "Detached",
     "HyperRepresentation",
+    "Penalties",
+    "PenaltiesTask",
     "ProblemSettings",
     "Quadratic",
     "QuadraticTask",

@@ -9,13 +9,17 @@ noisy, and full batches are exact. With bars for means over clients and J̄ in b
 
     y*(x) = -Ā^{-1} (B̄ x + b̄)        ∇f(x) = ∇_x f - B̄ᵀ Ā^{-1} ∇_y f    at (x, y*(x))
 
-and ∇f is affine in x, so the stationary point solves one linear system. All of it is computed in float64 from
-the float32 numbers that the clients have.
+and ∇f is affine in x, so the stationary point solves one linear system. If the lower level is local, with all
+quantities of client i,
+
+    y_i*(x) = -A_i^{-1} (B_i x + b_i)    ∇f(x) = mean_i [∇_x f_i - B_iᵀ A_i^{-1} ∇_y f_i]    at (x, y_i*(x))
+
+All of it is computed in float64 from the float32 numbers that the clients have.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -27,7 +31,7 @@ from pydantic import Field
 from .. import rng
 from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients, Part
-from ..problem import Problem, Task
+from ..problem import LowerIs, Problem, Task
 from ..settings import Size, about, settings
 
 Matrix = np.ndarray
@@ -66,7 +70,7 @@ class QuadraticTask:
     """A quadratic problem, its clients' data, and its closed forms.
 
     The lower losses have A (m, q, q), B (m, q, p) and b (m, r, q), the upper losses J (m, p+q, p+q) and
-    c (m, r, p+q).
+    c (m, r, p+q). `lower_is` says whether clients share one y or each has its own.
     """
 
     A: Matrix
@@ -74,10 +78,15 @@ class QuadraticTask:
     b: Matrix
     J: Matrix
     c: Matrix
+    lower_is: LowerIs = field(default="global", kw_only=True)
 
     @property
     def size_x(self) -> int:
         return int(self.B.shape[2])
+
+    @property
+    def size_y(self) -> int:
+        return int(self.B.shape[1])
 
     @cached_property
     def problem(self) -> Problem:
@@ -91,8 +100,8 @@ class QuadraticTask:
             z = jnp.concatenate([x, y])
             return batch.mean(0.5 * jnp.einsum("i,rij,j->r", z, batch.inputs["J"], z) + batch.inputs["c"] @ z)
 
-        p, q = self.size_x, self.A.shape[1]
-        return Problem(jnp.zeros(p), jnp.zeros(q), lower, upper)
+        p, q = self.size_x, self.size_y
+        return Problem(jnp.zeros(p), jnp.zeros(q), lower, upper, lower_is=self.lower_is)
 
     @cached_property
     def clients(self) -> ListedClients:
@@ -109,23 +118,37 @@ class QuadraticTask:
         )
 
     @cached_property
-    def _means(self) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+    def means(self) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+        """Ā, B̄, b̄, J̄ and c̄ in float64."""
         A, B, J = (m.astype(np.float64).mean(0) for m in (self.A, self.B, self.J))
         b, c = (m.astype(np.float64).mean((0, 1)) for m in (self.b, self.c))
         return A, B, b, J, c
 
+    @cached_property
+    def _levels(self) -> list[Matrix]:
+        """A, B, b, J and c of every lower level: that of the means over clients, or one for each client."""
+        if self.lower_is == "global":
+            return [mean[None] for mean in self.means]
+        A, B, b, J, c = (m.astype(np.float64) for m in (self.A, self.B, self.b, self.J, self.c))
+        return [A, B, b.mean(1), J, c.mean(1)]
+
     def solution(self, x: Any) -> Matrix:
-        """y*(x) = -Ā^{-1} (B̄ x + b̄)"""
-        A, B, b, _, _ = self._means
-        return -np.linalg.solve(A, B @ np.asarray(x, np.float64) + b)
+        """y*(x) = -Ā^{-1} (B̄ x + b̄); for a local lower level, y_i*(x) of every client as the rows of a matrix."""
+        A, B, b, _, _ = self._levels
+        rows = -np.linalg.solve(A, (B @ np.asarray(x, np.float64) + b)[..., None])[..., 0]
+        return rows if self.lower_is == "local" else rows[0]
 
     def hypergradient(self, x: Any, y: Any = None) -> Matrix:
-        """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y). The default y is y*(x), which gives the true ∇f(x)."""
-        A, B, _, J, c = self._means
+        """∇_x f - B̄ᵀ Ā^{-1} ∇_y f at (x, y). The default y is y*(x), which gives the true ∇f(x).
+
+        For a local lower level it is the mean over clients of their own, and y may have a row for each client.
+        """
+        A, B, _, J, c = self._levels
         x = np.asarray(x, np.float64)
-        y = self.solution(x) if y is None else np.asarray(y, np.float64)
-        gradient = J @ np.concatenate([x, y]) + c
-        return gradient[: x.size] - B.T @ np.linalg.solve(A, gradient[x.size :])
+        rows = np.broadcast_to(self.solution(x) if y is None else np.asarray(y, np.float64), (len(A), A.shape[1]))
+        gradient = (J @ np.concatenate([np.tile(x, (len(A), 1)), rows], 1)[..., None])[..., 0] + c
+        v = np.linalg.solve(A, gradient[:, x.size :, None])[..., 0]
+        return (gradient[:, : x.size] - np.einsum("iqp,iq->ip", B, v)).mean(0)
 
     @cached_property
     def stationary_point(self) -> Matrix:
@@ -134,6 +157,20 @@ class QuadraticTask:
         offset = self.hypergradient(zero)
         slope = np.stack([self.hypergradient(e) - offset for e in unit], axis=1)
         return -np.linalg.solve(slope, offset)
+
+    @cached_property
+    def affine_directions(self) -> tuple[Matrix, Matrix]:
+        """K (m, p+2q, p+2q) and k (m, p+2q) of the directions of single-loop methods, d_i(x, y, v) = K_i s + k_i.
+
+        d_i = (∇_x f_i - B_iᵀ v, ∇_y g_i, A_i v - ∇_y f_i)
+        """
+        p, matrices, vectors = self.size_x, [], []
+        for A, B, b, J, c in zip(
+            *(m.astype(np.float64) for m in (self.A, self.B, self.b, self.J, self.c)), strict=True
+        ):
+            matrices.append(np.block([[J[:p], -B.T], [B, A, np.zeros_like(A)], [-J[p:], A]]))
+            vectors.append(np.concatenate([c.mean(0)[:p], b.mean(0), -c.mean(0)[p:]]))
+        return np.stack(matrices), np.stack(vectors)
 
     def constants(self, radius: float) -> Constants:
         """The constants of the paper's assumptions on the ball ||z|| ≤ radius.
@@ -159,9 +196,12 @@ class QuadraticTask:
         )
 
     def measure(self, x: Array, y: Array) -> dict[str, Any]:
-        """The norm of the true hypergradient, and the distance of y from y*(x)."""
+        """The norm of the true hypergradient, and the distance of y from y*(x), if there is one y for all."""
+        norm = np.linalg.norm(self.hypergradient(x))
+        if self.lower_is == "local":
+            return {"hypergradient_norm": norm}
         return {
-            "hypergradient_norm": np.linalg.norm(self.hypergradient(x)),
+            "hypergradient_norm": norm,
             "lower_gap": np.linalg.norm(np.asarray(y, np.float64) - self.solution(x)),
         }
 
@@ -184,6 +224,7 @@ class Quadratic:
     heterogeneity: Annotated[float, Field(ge=0), about("how much the clients differ; 0: not at all")] = 1.0
     noise: Annotated[float, Field(ge=0), about("deviation of a row's gradients from the client's")] = 0.0
     rows: Annotated[Size, about("rows of a client for each level")] = 8
+    lower_is: Annotated[LowerIs, about("global: clients share one y; local: each has its own")] = "global"
 
     makes_data: ClassVar[bool] = True
 
@@ -215,7 +256,7 @@ class Quadratic:
         A, J = spread(q, 1 / self.condition), spread(p + q, 0.2)
         B = vectors(q, p, scale=0.5 / ((1 + h) * np.sqrt(max(p, q))))
         b, c = rows(vectors(q, scale=1.0)), rows(vectors(p + q, scale=1.0))
-        return QuadraticTask(*(a.astype(np.float32) for a in (A, B, b, J, c)))
+        return QuadraticTask(*(a.astype(np.float32) for a in (A, B, b, J, c)), lower_is=self.lower_is)
 
     def task(self, data: DataSettings, seed: int) -> Task:
         made = self.make(data.clients, seed)
@@ -225,4 +266,4 @@ class Quadratic:
         """The problem without clients, which is what a site needs beside its own rows."""
         p, q = self.size_x, self.size_y
         shapes = ((1, q, q), (1, q, p), (1, 1, q), (1, p + q, p + q), (1, 1, p + q))
-        return QuadraticTask(*(np.zeros(shape, np.float32) for shape in shapes)).problem
+        return QuadraticTask(*(np.zeros(shape, np.float32) for shape in shapes), lower_is=self.lower_is).problem

@@ -13,7 +13,7 @@ from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, SolvesAtClients
 from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
@@ -27,11 +27,13 @@ from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, 
 from ..report import draw_curve
 from ..rng import Root
 from ..runtime import peak_memory
+from ..schedules import scheduled
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ..stepsizes import with_values
 from ._auto import EngineChoice
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
+from ._personal import own_lowers
 from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
@@ -255,7 +257,7 @@ class Course:
         """Do one outer iteration, round by round."""
         self.fed.noted.clear()
         before = self.state
-        self.arrive(self.algorithm.step(self.fed, before), before, 1)
+        self.arrive(scheduled(self.algorithm, self.iteration).step(self.fed, before), before, 1)
 
     def _find_steps(self) -> None:
         """Find the settings that are "auto". They are saved at once, so a run that is resumed measures no more."""
@@ -268,7 +270,9 @@ class Course:
         """Give the automatic settings the values for the next iteration."""
         own = self.automatics
         if own.values:
-            self.algorithm, self.state = own.follow(self.fed, self.algorithm, before, self.state)
+            self.algorithm, self.state = own.follow(
+                self.fed, self.algorithm, before, self.state, self.iteration - 1
+            )
             limit = self.setup.stop.rounds
             left = None if limit is None else limit - self.ledger.rounds
             self.algorithm = own.track(self.fed, self.algorithm, self.state, self.iteration, left)
@@ -291,7 +295,8 @@ class Course:
         try:
             if self._blocks is None:
                 self._blocks = blocks_of(engine, self.algorithm, self.fed, self.state)
-            done = self._blocks.advance(self.state, self.until_due(most, self._blocks.rounds_ahead), self.left)
+            due = self.until_due(most, self._blocks.rounds_ahead)
+            done = self._blocks.advance(self.state, self.iteration, due, self.left)
         except SettingsError as error:  # the method cannot be traced, which is known only now
             if self.chosen is None:
                 raise
@@ -391,6 +396,13 @@ class Course:
             return None
         kept = {client: self._states.read(client, self.ledger.clock).get(KEPT) for client in self._states}
         return OwnVariables(part, self.setup.task.clients, kept.get)
+
+    def lower(self) -> Mapping[int, Any] | None:
+        """The y of every client that has kept one, as pytrees; None if clients keep none, or keep it elsewhere."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, SolvesAtClients) or not algorithm.own_lower().kept or self._states is None:
+            return None
+        return own_lowers(self.setup.task.problem, self._states, self.ledger.clock)
 
     def _set_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger

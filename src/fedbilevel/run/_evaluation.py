@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._probes import losses
-from ..algorithms import Algorithm, Reporting
+from ..algorithms import Algorithm, Reporting, SolvesAtClients
 from ..federation import Federation
 from ..ledger import BY, Ledger, counted
 from ..privacy import Accountant, Privacy
@@ -16,6 +16,7 @@ from ..problem import Task
 from ..record import number
 from ..spec import EvaluateSettings
 from ..steps import Sample
+from ._personal import at_own_lower, at_shared_lower, client_metrics, over_clients
 
 # The norms that describe the last iteration. Not every method computes a hypergradient and a residual.
 FIGURES = ("update_x", "update_y", "hypergradient_estimate", "lower_residual")
@@ -38,8 +39,16 @@ def evaluate(
         under_way |= task.measure_train(state.x, state.y)
     upper = lower = None
     if accountant is None:  # in a private run, the clients' losses would be uploads without noise
-        means = fed.probe(losses, clients=probed, x=state.x, y=state.y, xi=Sample("upper"), zeta=Sample("lower"))
-        upper, lower = number(means.upper), number(means.lower)
+        names = client_metrics(task)
+        if isinstance(algorithm, SolvesAtClients):
+            own = at_own_lower(fed, algorithm, state.x, probed, names)
+            upper, lower = number(own.pop("upper_loss")), number(own.pop("lower_loss"))
+            under_way |= own
+        else:
+            rows: dict[str, Any] = dict(xi=Sample("upper"), zeta=Sample("lower"))
+            means = fed.probe(losses, clients=probed, x=state.x, y=state.y, **rows)
+            upper, lower = number(means.upper), number(means.lower)
+            under_way |= at_shared_lower(fed, state, probed, names)
     measured = {name: number(value) for name, value in under_way.items()}
     ledger = fed.ledger
     return {
@@ -67,7 +76,10 @@ def available(
     names = [*task.measure(state.x, state.y)]
     if rules.train and task.measure_train is not None:
         names += task.measure_train(state.x, state.y)
-    names += ["epsilon"] if privacy.mode is not None else ["upper_loss", "lower_loss"]
+    if privacy.mode is not None:
+        names += ["epsilon"]
+    else:
+        names += ["upper_loss", "lower_loss", *over_clients(client_metrics(task))]
     names += [*_reported(algorithm, state), *FIGURES]
     return list(dict.fromkeys(names))
 

@@ -35,10 +35,9 @@ from ..spec import (
     FederationSettings,
     Spec,
     StopSettings,
-    check_feasible,
     check_fusible,
-    check_own,
     check_parts,
+    check_problem,
 )
 from ._course import Setup
 from ._structure import structure_of
@@ -224,8 +223,7 @@ class _Many:
     def _check(self, algorithm: Algorithm) -> None:
         count = self.task.clients.count
         check_parts(algorithm, count, self.rules, self.attack, self.privacy, self.evaluate, self.stop)
-        check_feasible(algorithm, self.task.problem)
-        check_own(algorithm, self.task.problem)
+        check_problem(algorithm, self.task.problem)
         if self.evaluate.train and self.task.measure_train is None:
             raise SettingsError("evaluate.train = true is wrong: give measure_train, or remove it")
 
@@ -264,7 +262,8 @@ class _Many:
         """The jobs that are in one program, each time with the program. They differ in numbers only."""
         alike: dict[Any, list[int]] = {}
         for number, job in enumerate(jobs):
-            alike.setdefault(structure_of(job.algorithm), []).append(number)
+            start = jax.tree.structure(job.algorithm.init(self.task.problem, self.task.clients.count))
+            alike.setdefault((structure_of(job.algorithm), start), []).append(number)
         todo = [(numbers, set[str]()) for numbers in alike.values()]
         programs = 0
         while todo:

@@ -12,14 +12,17 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ..algorithms import ALGORITHMS
 from ..engines import ClientStates
 from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
 from ..own import KEPT, own_part
 from ..problem import BilevelProblem, Flat, Problem
 from ..record import Checkpoint, RunFolder, flatten_state, summarise
+from ..settings import choose
 from ..spec import Spec, parse
 from ._course import CLIENTS
+from ._personal import NEWCOMER, Newcomer, join, own_lowers
 
 Status = Literal["finished", "failed", "under way", "interrupted"]
 
@@ -105,25 +108,40 @@ class SavedRun:
 
         They are those of the newest checkpoint. On a real federation they are at the sites, and none are here.
         """
-        if self.problem is None:
-            raise SettingsError(
-                f"{self.folder} is a run of objects; own needs its problem: load_run(folder, problem=problem)"
-            )
-        part, states = own_part(self.problem), ClientStates(folder=self.folder / CLIENTS)
+        part, states = own_part(self._needed("own")), ClientStates(folder=self.folder / CLIENTS)
         states.load(self._saved.clients)
         kept = {client: states.read(client, self._clock).get(KEPT) for client in states}
         return {i: part.unpadded(each) for i, each in kept.items() if part is not None and each is not None}
 
+    @cached_property
+    def lower(self) -> dict[int, Any]:
+        """The y of the clients that have kept one of their own, as pytrees, by the client's number.
+
+        They are those of the newest checkpoint. On a real federation they are at the sites, and none are here.
+        """
+        states = ClientStates(folder=self.folder / CLIENTS)
+        states.load(self._saved.clients)
+        return own_lowers(self._needed("lower"), states, self._clock)
+
+    def join(self, rows: Any, test: Any = None, *, steps: int = NEWCOMER, seed: int = 0) -> Newcomer:
+        """What a client gets that joins after the run, with a local lower level: see `Result.join`."""
+        algorithm = choose(ALGORITHMS, self.settings["algorithm"], "algorithm")
+        return join(self._needed("join"), algorithm, self.flat_x, rows, test, steps=steps, seed=seed)
+
     def predict(self, inputs: Any) -> Any:
         """What the problem's `predict` says about rows of inputs, at the trained x and y."""
-        problem = self.problem
-        if problem is None:
-            raise SettingsError(
-                f"{self.folder} is a run of objects; predict needs its problem: load_run(folder, problem=problem)"
-            )
+        problem = self._needed("predict")
         if not isinstance(problem, Problem) or problem.predict is None:
             raise SettingsError("the problem of this run has no predict; give it one: Problem(..., predict=...)")
         return problem.predict(self.x, self.y, inputs)
+
+    def _needed(self, what: str) -> BilevelProblem:
+        """The problem, without which something cannot be given."""
+        if self.problem is None:
+            raise SettingsError(
+                f"{self.folder} is a run of objects; {what} needs its problem: load_run(folder, problem=problem)"
+            )
+        return self.problem
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All parameters by readable names, such as "x.weight", and the vectors "flat_x" and "flat_y".

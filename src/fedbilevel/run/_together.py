@@ -120,7 +120,9 @@ class Together:
         for those in tracks.values():
             course = those[0].course
             most = course.until_due(LONGEST, partial(self._blocks.rounds_ahead, course.fed))
-            wanted.append(Track([Lane(r.course.fed, r.course.state, r.numbers) for r in those], most))
+            wanted.append(
+                Track([Lane(r.course.fed, r.course.state, r.numbers, r.course.iteration) for r in those], most)
+            )
         self._resize(wanted, active[0].course)
         lefts = [r.course.left for r in active]
         arrived = self._blocks.advance(wanted, None if None in lefts else max(lefts))

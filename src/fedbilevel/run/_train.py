@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from ..loggers import Logger, Logs, make_logger
 from ..names import address_of
 from ..own import own_part
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
-from ..problem import BilevelProblem, Measure, Problem, Task, task_with_test
+from ..problem import BilevelProblem, Measure, Problem, Task, lower_kind, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import (
@@ -32,14 +33,14 @@ from ..spec import (
     FederationSettings,
     Spec,
     StopSettings,
-    check_feasible,
     check_fusible,
-    check_own,
     check_parts,
+    check_problem,
 )
 from ._auto import choose_engine
 from ._course import Course, Setup
 from ._evaluation import available
+from ._personal import join
 from ._watching import Observer, Result
 
 OnDivergence = Literal["stop", "restart"]
@@ -115,8 +116,7 @@ def train(
     if not (engine is None or isinstance(engine, str | Mapping)):
         check_engine(engine, problem, clients)
     check_parts(algorithm, clients.count, rules, liars, private, evaluation, budget)
-    check_feasible(algorithm, problem)
-    check_own(algorithm, problem)
+    check_problem(algorithm, problem)
     if evaluation.train and measure_train is None:
         raise SettingsError(
             "evaluate.train = true is wrong: this problem has no measure of training rows; remove it, or give one "
@@ -261,7 +261,16 @@ def result_of(course: Course) -> Result:
     problem, folder = course.setup.task.problem, course.folder
     x, y = (jnp.asarray(vector) for vector in (course.state.x, course.state.y))
     x, y = problem.flat_x.restore(x), problem.flat_y.restore(y)
-    return Result(None if folder is None else folder.path, course.summary, course.records, x, y, course.own())
+    return Result(
+        None if folder is None else folder.path,
+        course.summary,
+        course.records,
+        x,
+        y,
+        course.own(),
+        course.lower(),
+        partial(join, problem, course.algorithm, course.state.x),
+    )
 
 
 def carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
@@ -310,6 +319,11 @@ def check_engine(engine: Engine, problem: BilevelProblem, clients: Clients) -> N
 
 def measured(problem: BilevelProblem, clients: Clients, test: Part | None, measure: Measure | None) -> Task:
     """The problem and its clients, with all measurements at the server."""
+    if test is not None and lower_kind(problem) == "local":
+        raise SettingsError(
+            "test is wrong with lower_is = 'local': it has rows at the server, and no client's y is there; give "
+            "the clients test rows of their own, as in clients_from([(lower, upper, test), ...])"
+        )
     if test is None:
         return Task(problem, clients, measure or (lambda x, y: {}))
     if not isinstance(problem, Problem) or problem.metrics is None:

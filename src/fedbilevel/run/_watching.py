@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingsError
+from ._personal import NEWCOMER, Newcomer
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished run: its folder if it has one, its summary and history, and the final parameters as pytrees.
 
-    own   the own variables of every client, by its number; None if there are none, or they are at the sites
+    own     the own variables of every client, by its number; None if there are none, or they are at the sites
+    lower   the y of every client that has kept one of its own, by its number, for a local lower level; y itself is
+            then where new clients start. None if clients keep none, or keep it at the sites
     """
 
     folder: Path | None
@@ -24,6 +27,19 @@ class Result:
     x: Any
     y: Any
     own: Mapping[int, Any] | None = None
+    lower: Mapping[int, Any] | None = None
+    joining: Callable[..., Newcomer] | None = field(default=None, repr=False, compare=False)
+
+    def join(self, rows: Any, test: Any = None, *, steps: int = NEWCOMER, seed: int = 0) -> Newcomer:
+        """What a client gets that joins after the run, with a local lower level: its own y, and its metrics.
+
+        rows    the client's rows, on which it finds its y: inputs, or a pair of inputs and targets
+        test    rows for its metrics; without them only its loss is measured
+        steps   how many lower steps it makes from the y of the problem, at the trained x
+        """
+        if self.joining is None:
+            raise SettingsError("the run was on a real federation, and no problem is here; use load_run(...).join")
+        return self.joining(rows, test, steps=steps, seed=seed)
 
     @property
     def failure(self) -> str | None:

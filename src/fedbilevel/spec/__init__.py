@@ -4,7 +4,7 @@ A spec has eight sections and a seed. `problem`, `algorithm`, `federation.engine
 a `name` that chooses a class; the other keys are the fields of that class.
 """
 
-from ._checks import check_feasible, check_fusible, check_own, check_parts
+from ._checks import check_fusible, check_parts, check_problem
 from ._describing import describe
 from ._reading import load_spec, parse, parse_value
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
@@ -15,10 +15,9 @@ __all__ = [
     "FederationSettings",
     "Spec",
     "StopSettings",
-    "check_feasible",
     "check_fusible",
-    "check_own",
     "check_parts",
+    "check_problem",
     "describe",
     "load_spec",
     "parse",

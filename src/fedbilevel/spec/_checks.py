@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..aggregate import AGGREGATORS, quorum
-from ..algorithms import ALGORITHMS, Algorithm, Checked, MovesOwn, Sampling
+from ..algorithms import ALGORITHMS, Algorithm, Checked, MovesOwn, Sampling, lower_kinds
 from ..errors import SettingsError
 from ..feasible import regions_of
 from ..federation import cohort_size, needed
@@ -11,7 +11,8 @@ from ..layers import AttackSettings
 from ..names import users_code
 from ..own import own_part
 from ..privacy import Privacy
-from ..problem import BilevelProblem
+from ..problem import BilevelProblem, lower_kind
+from ..schedules import check_schedule
 from ..settings import is_settings, named
 from ..stepsizes import Moves, automatic_settings, marks_of, step_sizes
 from ._sections import EvaluateSettings, FederationSettings, StopSettings
@@ -66,8 +67,33 @@ def check_parts(
                 f"algorithm.{name} = 'auto' is wrong: this method does not use it, because of another setting (an "
                 "optimiser has its own learning_rate, and estimator = 'cg' needs no lam); leave it out"
             )
+    check_schedule(algorithm)
     evaluate.check(privacy)
     stop.check()
+
+
+def check_problem(algorithm: Algorithm, problem: BilevelProblem) -> None:
+    """Raise if the method does not solve problems of this kind."""
+    check_lower(algorithm, problem)
+    check_feasible(algorithm, problem)
+    check_own(algorithm, problem)
+
+
+def check_lower(algorithm: Algorithm, problem: BilevelProblem) -> None:
+    """Raise if the method does not solve problems with this kind of lower level."""
+    kind, solved = lower_kind(problem), lower_kinds(algorithm)
+    if kind in solved:
+        return
+    others = [name for name, cls in ALGORITHMS.items() if kind in lower_kinds(cls)]
+    meaning = {
+        "local": "every client of this problem has its own lower solution (lower_is = 'local')",
+        "global": "the clients of this problem share one lower solution (lower_is = 'global')",
+    }
+    raise SettingsError(
+        f"algorithm.name = {_name(algorithm)!r} is wrong: {meaning[kind]}, and this method solves problems with a "
+        f"{' or '.join(solved)} lower level; use {', '.join(others)} (a method of your own says which "
+        "it solves by lower_kinds)"
+    )
 
 
 def check_feasible(algorithm: Algorithm, problem: BilevelProblem) -> None:
@@ -90,11 +116,9 @@ def check_own(algorithm: Algorithm, problem: BilevelProblem) -> None:
                 "variables; remove it, or give them some: Problem(..., own=...)"
             )
     elif not isinstance(algorithm, MovesOwn):
-        settled = is_settings(type(algorithm))
-        name = named(ALGORITHMS, algorithm)["name"] if settled else type(algorithm).__name__
         raise SettingsError(
-            f"algorithm.name = {name!r} is wrong: the clients of this problem have own variables, and it does not "
-            "move them; use fbo-aggitd or fednest, or put the variables into x"
+            f"algorithm.name = {_name(algorithm)!r} is wrong: the clients of this problem have own variables, and "
+            "it does not move them; use fbo-aggitd or fednest, or put the variables into x"
         )
     elif algorithm.own_step is None and "alpha" in automatic_settings(algorithm):
         raise SettingsError(
@@ -137,6 +161,12 @@ def check_fusible(
                 f"{field} = {value!r} is wrong with federation.engine = 'fused': it needs every reply by itself, "
                 "and there the rounds are inside of a program; use the engine 'simulation'"
             )
+
+
+def _name(algorithm: Algorithm) -> str:
+    """The name of a method in a spec, or that of its class."""
+    settled = is_settings(type(algorithm))
+    return str(named(ALGORITHMS, algorithm)["name"]) if settled else type(algorithm).__name__
 
 
 def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSettings) -> None:

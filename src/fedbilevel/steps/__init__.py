@@ -2,7 +2,7 @@
 
 from ._ahead import Calls, Moving, Rows, draw_ahead, draw_still, moving_part, still_part, whole
 from ._loops import sgd, svrg, walk
-from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, W, X, Y, present
+from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, Scalars, W, X, Y, present
 from ._samples import (
     Chance,
     Chances,
@@ -41,6 +41,7 @@ __all__ = [
     "Sample",
     "Samples",
     "Scalar",
+    "Scalars",
     "Step",
     "Stream",
     "Use",

@@ -31,6 +31,7 @@ class Form(Enum):
     X = "x"
     Y = "y"
     SCALAR = "scalar"
+    SCALARS = "scalars"  # several numbers, as many as the step is asked for
     XY = "xy"  # a matrix with a row for each component of x and a column for each of y
     YY = "yy"  # a stack of matrices with rows and columns for the components of y
     W = "w"  # the variables that belong to the client, as many as it has; they are never sent
@@ -51,6 +52,7 @@ class Role(Enum):
 X = Annotated[Array, Form.X]
 Y = Annotated[Array, Form.Y]
 Scalar = Annotated[Array, Form.SCALAR]
+Scalars = Annotated[Array, Form.SCALARS]
 XY = Annotated[Array, Form.XY]
 YY = Annotated[Array, Form.YY]
 W = Annotated[Array, Form.W]
@@ -97,7 +99,7 @@ def reply_fields(step: str, reply: Any) -> dict[str, ReplyField]:
 
 
 def _moved(name: str, role: Role, form: Form | None) -> Moves | None:
-    if role is Role.OWN or form is None or form is Form.SCALAR:
+    if role is Role.OWN or form in (None, Form.SCALAR, Form.SCALARS):
         return None
     if role is Role.NEXT:
         return Moves.UPPER if form is Form.X else Moves.LOWER if name == "y" else Moves.PRODUCT

@@ -7,6 +7,7 @@
     constants    every constant and step size that the paper derives from the assumed ones; the two bounds of
                  Proposition 2, σ_h² and D_h², are among them
     lemmas       the bounds of Lemmas 1, 2 and 3, on one outer iteration
+    floors       where methods end on a quadratic problem, in closed form
     bounds       the bounds of Proposition 1 and Theorem 1, and `Theory`, which has all of the above
 
 Where the paper contradicts itself the code follows the proofs. docs/theory.md lists every such place.
@@ -16,6 +17,7 @@ from ._assumptions import Assumed, Given, assumed_entries
 from ._bounds import BiasBound, ConvergenceBound, Theory
 from ._constants import DerivedConstants
 from ._declare import Constant, Entry
+from ._floors import fixed_point, floor_of
 from ._lemmas import DescentBound, DriftBound, LemmaBounds, WarmStartBound
 
 __all__ = [
@@ -32,4 +34,6 @@ __all__ = [
     "Theory",
     "WarmStartBound",
     "assumed_entries",
+    "fixed_point",
+    "floor_of",
 ]

@@ -42,6 +42,7 @@ class OwnData:
     def __init__(self, data: ClientData) -> None:
         self._data = data
         self.capacity = ClientSize(data.lower.rows, data.upper.rows)
+        self.test_rows = 0 if data.test is None else data.test.rows
         self.count = 1
 
     def size(self, client: int) -> ClientSize:
@@ -214,9 +215,7 @@ class Site:
     def _call(self, message: Message, versions: dict[str, int]) -> Call:
         client, vectors = message.get("client", int), message.vectors
         samples = {name: descriptor_from_json(v) for name, v in message.get("samples", dict).items()}
-        constants = message.get("constants", dict)
-        if any(isinstance(value, dict | list) for value in constants.values()):
-            raise Malformed("a constant is not a number, a word, true, false or null")
+        constants = {name: _constant(value) for name, value in message.get("constants", dict).items()}
         return Call(
             step=self._step(message.get("step", str)),
             address=_address(message.get("address", list), {n: message.get("keys", dict).get(n) for n in samples}),
@@ -241,6 +240,15 @@ class Site:
         except ImportError:
             raise Malformed(f"step {address} is unknown here: there is no module {module}") from None
         return find_step(address)
+
+
+def _constant(value: Any) -> Any:
+    """A constant of a step. A list of words is a tuple, so that it can choose a program."""
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    if isinstance(value, dict | list):
+        raise Malformed("a constant is not a number, a word, a list of words, true, false or null")
+    return value
 
 
 def _address(value: list[Any], keys: dict[str, Any]) -> Address:

@@ -1,0 +1,191 @@
+"""Clients whose rows may be wrong, beside a few rows that were checked: what client weights and cleaning share.
+
+A client has unchecked rows, some of which are wrong, and a few checked rows, which are right. A classifier y is
+trained on the unchecked rows, each with a weight, and the weights serve the loss on the checked rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import optax
+from jax import Array
+from pydantic import Field
+
+from .. import rng
+from ..batch import Batch
+from ..data import Dataset, DataSettings, Part
+from ..errors import SettingsError
+from ..heads import ridge
+from ..models import Dense, cnn, mlp
+from ..settings import Count, Size, about, settings
+
+PyTree = Any
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int32]
+
+
+class Learner(NamedTuple):
+    """A classifier: its initial parameters, and the scores of the classes for rows of inputs."""
+
+    start: PyTree
+    scores: Callable[[PyTree, Array], Array]
+
+    def losses(self, y: PyTree, inputs: Array, targets: Array) -> Array:
+        """The cross entropy of each row."""
+        return optax.softmax_cross_entropy_with_integer_labels(self.scores(y, inputs), targets)
+
+    def metrics(self, y: PyTree, inputs: Array, batch: Batch) -> dict[str, Array]:
+        """Accuracy and cross entropy on test rows."""
+        right = self.scores(y, inputs).argmax(-1) == batch.targets
+        return {
+            "test_accuracy": batch.mean(right.astype(np.float32)),
+            "test_loss": batch.mean(self.losses(y, inputs, batch.targets)),
+        }
+
+
+class Rows(NamedTuple):
+    """Inputs and labels, with one row for each."""
+
+    inputs: Floats
+    labels: Labels
+
+    def of(self, numbers: Any) -> Rows:
+        return Rows(self.inputs[numbers], self.labels[numbers])
+
+    def and_those_of(self, other: Rows) -> Rows:
+        return Rows(*(np.concatenate(both) for both in zip(self, other, strict=True)))
+
+
+class Dealt(NamedTuple):
+    """The rows of every client with their true labels, and the test rows."""
+
+    unchecked: list[Rows]
+    checked: list[Rows]
+    test: Rows
+    classes: int
+    shape: tuple[int, int, int]
+
+
+@settings
+class CheckedRows:
+    """The classifier, and how many rows a client has."""
+
+    model: Annotated[
+        Literal["linear", "mlp", "cnn"],
+        about("the classifier y: linear (softmax regression), mlp (one hidden layer), or cnn (LeNet)"),
+    ] = "linear"
+    hidden: Annotated[Size, about("mlp: hidden units")] = 100
+    components: Annotated[
+        int,
+        Field(ge=0, le=10**4),
+        about("linear, mlp: principal components of the training inputs that are used as inputs; 0: the pixels"),
+    ] = 60
+    rows: Annotated[Count, about("unchecked rows of a client")] = 50
+    checked: Annotated[Count, about("checked rows of a client, which are right")] = 3
+    train_on: Annotated[
+        Literal["unchecked", "checked", "both"],
+        about(
+            "the rows of the lower loss; checked and both are controls, in which checked rows have the weight 1"
+        ),
+    ] = "unchecked"
+    decay: Annotated[float, Field(ge=0), about("weight of the ridge 1/2 ||y||² of the lower loss")] = 0.01
+
+    def learner(self, width: int, shape: tuple[int, int, int], classes: int, seed: int) -> Learner:
+        """The classifier for inputs of this width. A linear one starts at zero, the others at random."""
+        key = jax.random.key(seed)
+        if self.model == "linear":
+            layer = Dense((width, classes), activate_last=False, key=key)
+            return Learner(jax.tree.map(lambda a: 0 * a, layer), lambda y, rows: y(rows))
+        if self.model == "mlp":
+            made = mlp(width, self.hidden, classes, key=key)
+        else:
+            made = cnn(shape, classes, head_layers=2, key=key)
+        return Learner(tuple(made), lambda y, rows: y[1](y[0](rows)))
+
+    def deal(self, data: DataSettings, seed: int) -> Dealt:
+        """The first rows of every client's two parts, as `data` splits them, with true labels."""
+        dataset, parts = data.split(seed)
+        inputs, test = self._inputs(dataset)
+
+        def first(kind: str, own: npt.NDArray[np.intp], count: int, client: int) -> Rows:
+            if len(own) < count:
+                raise SettingsError(
+                    f"problem.{kind} = {count} is too much: client {client} has {len(own)} such rows; use fewer "
+                    "clients or rows, or another data.train_share"
+                )
+            return Rows(inputs(own[:count]), dataset.train_targets[own[:count]])
+
+        unchecked, checked = [], []
+        for client in range(data.clients):
+            own, cut = parts.rows(client), parts.size(client).lower
+            unchecked.append(first("rows", own[:cut], self.rows, client))
+            checked.append(first("checked", own[cut:], self.checked, client))
+        return Dealt(unchecked, checked, Rows(test, dataset.test_targets), dataset.classes, dataset.shape)
+
+    def _inputs(self, dataset: Dataset) -> tuple[Callable[[Any], Floats], Floats]:
+        """The inputs of training rows by their numbers, and those of all test rows."""
+        if self.model == "cnn" or self.components == 0:
+            return lambda rows: dataset.train_inputs[rows], dataset.test_inputs
+        most = math.prod(dataset.shape)
+        if self.components > most:
+            raise SettingsError(
+                f"problem.components = {self.components} is too much: a row has {most} numbers; use at most these"
+            )
+        turn = principal_components(dataset, self.components)
+        return lambda rows: turn(dataset.train_inputs[rows]), turn(dataset.test_inputs)
+
+    def penalty(self, y: PyTree) -> Array:
+        return self.decay * ridge(y)
+
+
+@lru_cache(maxsize=4)
+def principal_components(dataset: Dataset, count: int) -> Callable[[Floats], Floats]:
+    """The map of inputs to their first principal components, scaled to a mean square of one.
+
+    They are those of up to 10,000 training rows. That is a preparation that every client is given, as pixels are
+    normalised by a mean that every client is given.
+    """
+    table = dataset.train_inputs[np.arange(min(10_000, len(dataset.train_targets)))].astype(np.float64)
+    mean = table.mean(0)
+    values, vectors = np.linalg.eigh(np.cov(table - mean, rowvar=False))
+    basis = vectors[:, np.argsort(values)[::-1][:count]]
+    scale = np.sqrt(((table - mean) @ basis).var(0).mean())
+
+    def turn(rows: Floats) -> Floats:
+        return np.asarray((rows - mean) @ basis / scale, np.float32)
+
+    return turn
+
+
+def chosen_share(count: int, share: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
+    """True for this share of `count` things, drawn at random."""
+    chosen = np.zeros(count, bool)
+    chosen[rng.generator(seed, purpose).permutation(count)[: round(share * count)]] = True
+    return chosen
+
+
+def area_under_curve(scores: npt.ArrayLike, positive: npt.NDArray[np.bool_]) -> float:
+    """The probability that a positive one has a higher score than another one; ties count half.
+
+    It is 1 if scores tell the two apart without an error, and 0.5 if they say nothing. NaN if one kind is missing.
+    """
+    values = np.asarray(scores, np.float64)
+    ups, downs = values[positive], values[~positive]
+    if not len(ups) or not len(downs):
+        return math.nan
+    places = np.sort(downs)
+    below, upto = (np.searchsorted(places, ups, side) for side in ("left", "right"))
+    return float((below + upto).mean() / 2 / len(downs))
+
+
+def part(rows: Rows, **columns: npt.ArrayLike) -> Part:
+    """The rows as data of a client, with further columns beside the features."""
+    made = {name: np.broadcast_to(value, len(rows.labels)) for name, value in columns.items()}
+    return Part({"features": rows.inputs, **made}, rows.labels)

@@ -1,0 +1,178 @@
+"""The problems of applications: what is wrong in their data, what their measures say, and their closed forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.data import DataSettings
+from fedbilevel.problems import Cleaning, ClientWeights, Penalties
+from fedbilevel.problems._checked import area_under_curve
+from fedbilevel.problems.cleaning import recovered
+from fedbilevel.problems.weights import permutation
+
+CLIENTS = 10
+DIGITS = DataSettings(name="digits", clients=CLIENTS, partition="iid")
+SMALL: dict[str, Any] = dict(components=20, rows=40, checked=6)
+
+
+def trained(task: fb.Task, method: Any, iterations: int) -> fb.Result:
+    stop, evaluate = {"iterations": iterations}, {"every": iterations}
+    how: dict[str, Any] = dict(stop=stop, evaluate=evaluate, measure=task.measure, engine="fused")
+    return fb.train(task.problem, task.clients, method, **how)
+
+
+def rows_of(task: fb.Task, client: int) -> Any:
+    return task.clients.load(client).lower
+
+
+def all_rows(part: Any) -> fb.Batch:
+    return fb.Batch(part.inputs, part.targets, jnp.ones(part.rows), part.inputs, ids=jnp.arange(part.rows))
+
+
+def test_weights_tell_bad_clients_from_good_ones_and_come_close_to_the_oracle() -> None:
+    task, oracle = (ClientWeights(**SMALL, start=start).task(DIGITS, 0) for start in ("equal", "oracle"))
+    start = task.measure(task.problem.flat_x.vector, task.problem.flat_y.vector)
+    assert start["auc"] == 0.5 and start["weight_good"] == start["weight_bad"] == 0.5
+    found = trained(task, fb.FedSOBA(alpha=30.0, beta=0.5, participation=1.0), 150).history[-1]
+    assert found["auc"] == 1.0 and found["weight_good"] > 0.7 and found["weight_bad"] < 0.2
+    plain = fb.FedAvg(control="lower-only", beta=0.5, participation=1.0)
+    alike, known = (trained(each, plain, 150).history[-1] for each in (task, oracle))
+    assert known["auc"] == 1.0 and known["weight_bad"] < 1e-4
+    assert found["test_accuracy"] > alike["test_accuracy"] + 0.02
+    assert found["test_accuracy"] > known["test_accuracy"] - 0.02
+
+
+def test_without_the_implicit_part_no_weight_moves() -> None:
+    task = ClientWeights(**SMALL).task(DIGITS, 0)
+    control = fb.FedAvg(control="first-order", alpha=30.0, beta=0.5, participation=1.0)
+    assert not np.any(trained(task, control, 5).x)
+
+
+@pytest.mark.parametrize("fault", ["random-labels", "permuted-labels", "inverted", "nothing"])
+def test_only_bad_clients_have_wrong_rows(fault: Any) -> None:
+    made = {bad: ClientWeights(**SMALL, bad=bad, fault=fault).task(DIGITS, 0) for bad in (0.0, 0.3)}
+    changed = []
+    for client in range(CLIENTS):
+        right, now = (rows_of(task, client) for task in made.values())
+        same = [np.array_equal(right.inputs[k], now.inputs[k]) for k in ("features", "counts")]
+        changed.append(not (all(same) and np.array_equal(right.targets, now.targets)))
+    assert sum(changed) == 3
+    checked = [np.array_equal(*(t.clients.load(i).upper.targets for t in made.values())) for i in range(CLIENTS)]
+    assert all(checked)
+
+
+def test_free_riders_teach_nothing() -> None:
+    task = ClientWeights(**SMALL, bad=1.0, fault="nothing", decay=0.0).task(DIGITS, 0)
+    result = trained(task, fb.FedAvg(control="lower-only", beta=0.5, participation=1.0), 2)
+    assert not np.any(result.y.layers[0].weight) and "auc" not in result.history[-1]
+
+
+def test_a_permutation_of_labels_leaves_none_in_its_place() -> None:
+    for seed in range(5):
+        made = permutation(10, seed)
+        assert sorted(made) == list(range(10)) and np.all(made != np.arange(10))
+
+
+@pytest.mark.parametrize("settings", [ClientWeights(**SMALL), Cleaning(**SMALL)])
+def test_controls_train_on_the_checked_rows_or_on_both(settings: Any) -> None:
+    def rows(train_on: str) -> int:
+        task = type(settings)(**SMALL, train_on=train_on).task(DIGITS, 0)
+        weighs = rows_of(task, 1).inputs["weighs"]
+        assert np.sum(weighs == 0) == (0 if train_on == "unchecked" else SMALL["checked"])
+        return len(weighs)
+
+    assert [rows(kind) for kind in ("unchecked", "checked", "both")] == [40, 6, 46]
+
+
+def test_cleaning_finds_wrong_rows() -> None:
+    task = Cleaning(**SMALL, wrong=0.4).task(DIGITS, 0)
+    assert task.problem.size_x == CLIENTS * SMALL["rows"]
+    found = trained(task, fb.FedSOBA(alpha=800.0, beta=0.5, participation=1.0), 150).history[-1]
+    assert found["auc"] > 0.85 and found["precision"] > 0.7 and found["recall"] > 0.6
+    known = Cleaning(**SMALL, wrong=0.4, start="oracle").task(DIGITS, 0)
+    best = known.measure(known.problem.flat_x.vector, known.problem.flat_y.vector)
+    assert best["auc"] == best["precision"] == best["recall"] == 1.0
+
+
+def test_weights_that_clients_own_move_as_those_in_x_and_are_not_sent() -> None:
+    steps: dict[str, Any] = dict(beta=0.5, lam=0.5, N=2, lower_steps=1, batch_zeta_local="full", participation=1.0)
+    tasks = {kind: Cleaning(**SMALL, weights=kind).task(DIGITS, 0) for kind in ("own", "shared")}
+    alphas = {"own": 4.0, "shared": 4.0 * CLIENTS}  # an own weight is moved along m ∂F/∂w
+    y, sent = {}, {}
+    for kind, task in tasks.items():
+        method = fb.AggITD(**steps, alpha=alphas[kind], estimator="summed")
+        fed = fb.Federation(fb.Loop(task.problem, task.clients), seed=0)
+        state = method.init(task.problem, CLIENTS)
+        for _ in range(3):
+            state = method.step(fed, state)
+        y[kind], sent[kind] = np.asarray(state.y), fed.ledger.bytes_up
+    np.testing.assert_allclose(y["own"], y["shared"], atol=2e-6)
+    assert sent["own"] < sent["shared"] - 3 * CLIENTS * 4 * tasks["shared"].problem.size_x
+
+
+def test_a_weight_for_a_label_counts_for_the_rows_that_claim_it() -> None:
+    task: Any = Cleaning(**SMALL, weights="class", decay=0.0).task(DIGITS, 0)
+    batch = all_rows(rows_of(task, 0))
+    only_three = jnp.full(10, -12.0).at[3].set(12.0)
+    loss = task.problem.loss("lower", only_three, task.problem.flat_y.vector, batch)
+    assert loss == pytest.approx(
+        np.mean(batch.targets == 3) * np.log(10), rel=1e-3
+    )  # at y = 0 every row has log 10
+
+
+def test_the_measures_of_recovery_are_as_counted_by_hand() -> None:
+    scores, good = np.array([0.1, 0.4, 0.4, 0.9, 0.2]), np.array([False, True, False, True, False])
+    pairs = [(a > b) + 0.5 * (a == b) for a in scores[good] for b in scores[~good]]
+    assert area_under_curve(scores, good) == pytest.approx(np.mean(pairs))
+    assert np.isnan(area_under_curve(scores, np.ones(5, bool)))
+    found = recovered(np.array([True, True, False, False]), np.array([True, False, True, False]))
+    assert found == {"precision": 0.5, "recall": 0.5}
+
+
+@pytest.mark.parametrize("table", ["diabetes", "breast-cancer", "generated"])
+def test_the_hypergradient_of_penalties_agrees_with_differences_of_the_outer_loss(table: Any) -> None:
+    made = Penalties(table=table).make(clients=3, seed=0)
+    x, e = np.random.default_rng(0).normal(size=made.features), 1e-5
+    slopes = [(made.outer_loss(x + e * d) - made.outer_loss(x - e * d)) / (2 * e) for d in np.eye(made.features)]
+    np.testing.assert_allclose(made.hypergradient(x), slopes, atol=1e-8)
+    assert made.smallest <= min(made.outer_loss(x), made.outer_loss(0 * x))
+
+
+def test_the_losses_of_penalties_are_those_of_the_closed_form() -> None:
+    made = Penalties(table="generated", rows=60, features=6).make(clients=3, seed=0)
+    g = np.random.default_rng(1)
+    x, y = g.normal(size=made.features), g.normal(size=made.features)
+
+    def mean(level: str) -> Any:
+        parts = [getattr(data, level) for data in made.clients.data]
+        losses = [made.problem.loss(level, jnp.asarray(x), jnp.asarray(y), all_rows(part)) for part in parts]
+        return np.mean(losses)
+
+    assert mean("upper") == pytest.approx(made.upper.loss(y), rel=1e-5)
+    assert mean("lower") == pytest.approx(made.lower.loss(y) + 0.5 * np.sum(np.exp(x) * y**2), rel=1e-5)
+    assert made.measure(jnp.asarray(x), jnp.asarray(made.solution(x)))["lower_gap"] < 1e-6
+
+
+def test_a_method_comes_closer_to_the_best_penalties() -> None:
+    made = Penalties(table="generated", rows=60, features=6).make(clients=3, seed=0)
+    task, method = (
+        fb.Task(made.problem, made.clients, made.measure),
+        fb.FedSOBA(alpha=1.0, beta=0.2, participation=1.0),
+    )
+    first, *_, last = trained(task, method, 300).history
+    assert 0 <= last["gap"] < 0.3 * first["gap"]
+
+
+def test_too_many_rows_clients_or_components_are_refused_by_name() -> None:
+    for wrong, message in (
+        (lambda: ClientWeights(rows=100_000).task(DIGITS, 0), "problem.rows = 100000 is too much: client 0 has"),
+        (lambda: Cleaning(components=65).task(DIGITS, 0), "problem.components = 65 is too much: a row has 64"),
+        (lambda: Penalties().make(clients=1000, seed=0), "data.clients = 1000 is too many for 442 rows"),
+    ):
+        with pytest.raises(fb.SettingsError, match=message):
+            wrong()
