@@ -27,11 +27,13 @@ from ..errors import FedBilevelError, SettingsError
 from ..federation import Federation
 from ..files import results_folder
 from ..problem import Task
+from ..problems import Quadratic
 from ..record import environment
 from ..report import Board, BoardEntry, BoardTable, Reached, markdown_table, write_board
 from ..spec import Spec, parse
 from ..studies import Runs, do_runs
 from ..studies.counting import costs
+from ..theory import floor_of
 from ..trials import trials_of
 from ._entries import Entry, Point, at_edge, grid
 from ._problems import BoardProblem
@@ -123,7 +125,9 @@ class _Bench:
         entered.failures = [self.runs.failure(each) for each in chosen]
         entered.runs = [self._seen(each) for each in chosen]
         if long:
-            entered.floor = self._end_of(long[0])
+            entered.closed = self._closed(chosen[0])
+            known = [each for each in (entered.closed, self._end_of(long[0])) if each is not None]
+            entered.floor = max(known, default=None)
         return entered
 
     def _do(self, specs: Sequence[Spec]) -> list[Spec]:
@@ -145,10 +149,23 @@ class _Bench:
         return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
     def _longer(self, spec: Spec) -> list[Spec]:
-        """The spec of the long run that shows the floor, if the problem has one; shorter runs are its part."""
-        if not self.problem.floor:
+        """The spec of the long run that shows the floor, if the problem has one. It is evaluated less often."""
+        times, every = self.problem.floor, spec.evaluate.every
+        if not times:
             return []
-        return [replace(spec, stop=replace(spec.stop, rounds=self.problem.floor * self.problem.rounds))]
+        rare = replace(spec.evaluate, every=times * every, checkpoint_every=20 * times * every)
+        return [replace(spec, evaluate=rare, stop=replace(spec.stop, rounds=times * self.problem.rounds))]
+
+    def _closed(self, spec: Spec) -> float | None:
+        """The floor of a method from its closed form on a quadratic with all clients, as it is shown, if known."""
+        if not isinstance(spec.problem, Quadratic) or self.problem.show != "hypergradient_norm":
+            return None
+        made = spec.problem.make(spec.data.clients, spec.seed)
+        found, start = (
+            floor_of(made, spec.algorithm),
+            float(np.linalg.norm(made.hypergradient(np.zeros(made.size_x)))),
+        )
+        return found / start if found is not None and self.problem.relative else found
 
     def _spec(self, method: Entry, point: Point, seed: int) -> Spec:
         """The spec of a point. Its rows and its evaluations follow from what an iteration draws and costs."""
@@ -226,7 +243,8 @@ class _Entered:
     edge       the step sizes of it that are at the end of the range
     spec       the chosen point with the first of the seeds
     runs       its runs, and why any of them failed
-    floor      what the shown metric is at the end of the long run, if there was one
+    closed     the floor of the chosen point by its closed form, if there is one
+    floor      the larger one of it and of the shown metric at the end of the long run, if there was one
     """
 
     method: Entry
@@ -238,6 +256,7 @@ class _Entered:
     spec: Spec | None = None
     runs: list[list[Seen]] = field(default_factory=list)
     failures: list[str | None] = field(default_factory=list)
+    closed: float | None = None
     floor: float | None = None
 
     @property
@@ -298,7 +317,7 @@ def _entry(problem: BoardProblem, each: _Entered) -> BoardEntry:
     facts: dict[str, Any] = {}
     if each.values:
         facts = {"at the end": each.final(), "grid within 2x": each.within, "grid diverged": each.diverged}
-        facts |= {"floor": each.floor} if problem.floor else {}
+        facts |= {"floor": each.floor, "closed form": each.closed} if problem.floor else {}
     marks = []
     if each.refused:
         marks.append(f"does not fit: {each.refused}")
@@ -332,6 +351,7 @@ def _row(problem: BoardProblem, each: _Entered) -> dict[str, Any]:
     final = entry.facts.get("at the end")
     row |= {"at the end": None if final is None else f"{final:.3g}"}
     row |= {"floor": f"{each.floor:.2g}"} if each.floor is not None else {}
+    row |= {"closed form": f"{each.closed:.2g}"} if each.closed is not None else {}
     row |= {"grid within 2x": f"{each.within:.0%}" if each.values else None, "diverged": each.diverged}
     row |= {"settings": ", ".join(f"{k} {v}" for k, v in entry.settings.items()), "note": entry.note}
     return row
