@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,41 @@ def test_privacy_charges_a_cohort_for_what_it_uploaded(quadratic: QuadraticTask,
     assert sum(releases.values()) == cohorts
     # 2N vectors q and y, N+1 vectors z, and one h and one x: the same uploads, whoever makes them.
     assert sum(key.vectors * count for key, count in releases.items()) == 2 * 2 + 3 + 2
+
+
+def test_methods_with_different_rounds_have_the_same_cohorts_by_iterations(quadratic: QuadraticTask) -> None:
+    """FedMSA asks all clients first, so its cohorts are drawn after an odd number of rounds."""
+    methods = (fb.FedSOBA(participation=5), fb.FedMSA(participation=5, tau=2), METHODS["fbo-aggitd"][0])
+    found = []
+    for method in methods:
+        engine, done = Watching(fb.Simulation(quadratic.problem, quadratic.clients)), [0]
+        fed = fb.Federation(engine, iteration=partial(min, done))
+        state = method.init(quadratic.problem, quadratic.clients.count)
+        for done[0] in range(3):
+            state = method.step(fed, state)
+        found.append(list(dict.fromkeys(call.clients for call in engine.calls if len(call.clients) == 5)))
+    assert len(found[0]) == 3 and found[0] == found[1] == found[2]
+    released = METHODS["released"][0]
+    engine = Watching(fb.Simulation(quadratic.problem, quadratic.clients))
+    released.step(fb.Federation(engine, iteration=lambda: 0), released.init(quadratic.problem))
+    assert len({call.clients for call in engine.calls}) == 3, "further cohorts of an iteration are other ones"
+
+
+def test_the_fused_engine_has_the_cohorts_of_the_simulation_by_iterations(quadratic: QuadraticTask) -> None:
+    def trained(engine: str, by: str) -> np.ndarray:
+        done = fb.train(
+            quadratic.problem,
+            quadratic.clients,
+            fb.FedMSA(participation=3, tau=2),
+            stop={"iterations": 5},
+            federation={"engine": engine, "cohort_by": by},
+            evaluate={"every": 5},
+        )
+        return np.asarray(done.x)
+
+    together = trained("fused", "iterations")
+    np.testing.assert_allclose(together, trained("simulation", "iterations"), rtol=1e-4, atol=1e-6)
+    assert np.abs(together - trained("fused", "rounds")).max() > 1e-4
 
 
 def test_a_method_without_a_server_has_no_cohorts() -> None:

@@ -12,7 +12,8 @@ from fedbilevel.algorithms import AggITD, FedNest, LFedNest, NaiveITD
 from fedbilevel.data import ClientSize
 from fedbilevel.problem import Task
 from fedbilevel.spec import load_spec
-from fedbilevel.studies.trace import Traced, TracedRound, loops, rows_drawn, trace
+from fedbilevel.studies.counting import rows_drawn
+from fedbilevel.studies.trace import Traced, TracedRound, loops, trace
 
 SMALL: dict[str, Any] = dict(participation=3, lower_steps=2, batch_zeta_local=1, upper_steps=2)
 

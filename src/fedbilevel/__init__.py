@@ -84,6 +84,7 @@ from .steps import (
     walk,
 )
 from .stepsizes import AUTO, Decays, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
+from .trials import Rows, Tried, apart
 
 __version__ = "0.1.0"
 
@@ -173,6 +174,7 @@ __all__ = [
     "Regions",
     "Replies",
     "Result",
+    "Rows",
     "RunFolderError",
     "Sample",
     "Samples",
@@ -192,6 +194,7 @@ __all__ = [
     "Task",
     "Terms",
     "TooFewReplies",
+    "Tried",
     "TrimmedMean",
     "UnknownName",
     "W",
@@ -199,6 +202,7 @@ __all__ = [
     "Y",
     "about",
     "alone",
+    "apart",
     "automatic",
     "check",
     "client_step",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -74,6 +74,8 @@ class Federation:
     policies     what is tolerated: deadline, retries, oversampling, exclusion
     cohorts      a cohort works for a whole outer iteration, for one phase of it (the lower or the upper part), or
                  for one round; then another one is drawn
+    iteration    gives the number of outer iterations so far, if cohorts are drawn at it and not at the number of
+                 rounds; methods with different numbers of rounds then have the same cohorts (default: at rounds)
     weighting    the mean over clients is uniform, as in the paper, or weighted by their number of samples
     gather       makes the accumulator of a round's replies (default: the mean)
     accountant   books the releases of a private federation (default: no accountant)
@@ -89,6 +91,7 @@ class Federation:
         min_replies: int | float | None = None,
         policies: Policies | None = None,
         cohorts: Cohorts = "iteration",
+        iteration: Callable[[], int] | None = None,
         weighting: Weighting = "uniform",
         gather: Gather | None = None,
         accountant: Accounting | None = None,
@@ -101,6 +104,7 @@ class Federation:
         self.clients: Sequence[int] = range(engine.clients.count)  # A range of a million clients is small.
         self.policies = policies or Policies()
         self._min_replies, self._weighting, self._cohorts = min_replies, weighting, cohorts
+        self.iteration, self._draws = iteration, _Draws()  # shared with the cohorts that are drawn
         self._averaging = engine if isinstance(engine, Averaging) else None
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
         self._quorum = quorum(self._gather)
@@ -126,6 +130,7 @@ class Federation:
             min_replies=self._min_replies,
             policies=self.policies,
             cohorts=self._cohorts,
+            iteration=self.iteration,
             weighting=self._weighting,
             gather=gather,
             ledger=ledger,
@@ -134,7 +139,7 @@ class Federation:
     @property
     def rules(self) -> tuple[Any, ...]:
         """The rules on which the books of an iteration and its mean depend, apart from the clients."""
-        return self._cohorts, self._weighting, self._min_replies, self.policies
+        return self._cohorts, self.iteration is None, self._weighting, self._min_replies, self.policies
 
     def weights(self, clients: Sequence[int]) -> np.ndarray:
         """The weights of clients in the mean."""
@@ -143,8 +148,9 @@ class Federation:
     def cohort(self, participation: int | float) -> Federation:
         """This federation with a random part of its clients: a number of clients, or a share as a float.
 
-        It shares the ledger and the held vectors. A cohort is drawn at (seed, "cohort", rounds so far), now and
-        whenever `cohorts` asks for another one.
+        It shares the ledger and the held vectors. A cohort is drawn at (seed, "cohort", rounds so far), or at
+        (seed, "cohort", iterations so far, cohorts of this iteration so far), now and whenever `cohorts` asks for
+        another one.
         """
         count = cohort_size(participation, len(self.clients))
         if count < self._quorum:
@@ -174,7 +180,11 @@ class Federation:
         asked = count if oversample == 0 else math.ceil(count * (1 + oversample))
         drawn = min(asked + len(out), len(self._pool))
         if drawn < len(self._pool) or out:
-            chosen = drawn_clients(self.seed, self.ledger.rounds, len(self._pool), drawn)
+            place: tuple[int, ...] = (self.ledger.rounds,)
+            if self.iteration is not None:
+                iteration = self.iteration()
+                place = iteration, self._draws.number(iteration, self.ledger.rounds)
+            chosen = drawn_clients(self.seed, place, len(self._pool), drawn)
             there = [self._pool[i] for i in chosen if self._pool[i] not in out]
             if not there:
                 raise TooFewReplies(
@@ -314,9 +324,27 @@ class Federation:
         )
 
 
-def drawn_clients(root: Root, rounds: int, clients: int, count: int) -> np.ndarray:
-    """The clients of a cohort that is drawn after this many rounds, in the order in which they are drawn."""
-    return rng.generator(root, "cohort", rounds).choice(clients, count, replace=False)
+class _Draws:
+    """The numbers of rounds after which the cohorts of the present iteration were drawn."""
+
+    def __init__(self) -> None:
+        self._iteration, self._after = -1, list[int]()
+
+    def number(self, iteration: int, rounds: int) -> int:
+        """How many other cohorts were drawn before in this iteration. An iteration may be begun again."""
+        if iteration != self._iteration or rounds < self._after[-1]:
+            self._iteration, self._after = iteration, []
+        if rounds not in self._after:
+            self._after.append(rounds)
+        return self._after.index(rounds)
+
+
+def drawn_clients(root: Root, place: tuple[int, ...], clients: int, count: int) -> np.ndarray:
+    """The clients of a cohort that is drawn at this place of a run, in the order in which they are drawn.
+
+    place   the number of rounds so far; or the number of iterations, and that of cohorts in this iteration
+    """
+    return rng.generator(root, "cohort", *place).choice(clients, count, replace=False)
 
 
 def needed(min_replies: int | float | None, asked: int) -> int:

@@ -48,6 +48,7 @@ from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Stream, Y, client_step, sgd
 from ..stepsizes import Moves, Pairs, Terms, automatic
+from ..trials import Tried
 from .conjugate import solve
 from .local import ImplicitHypergradient, LowerWork, S, ServerState, before, lower_gradient, lower_steps, regions
 from .secants import quasi_newton, with_pair
@@ -119,6 +120,7 @@ class AggITD(LowerWork, ImplicitHypergradient):
         Count,
         Terms(1),
         automatic,
+        Tried(1, 10),
         about("lower rounds per outer iteration, and the length of the Hessian product"),
     ] = 1
     lam: Annotated[Positive, Moves.PRODUCT, automatic, about("step λ of the Hessian product; at most 1/L_g")] = (

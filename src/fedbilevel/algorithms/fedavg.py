@@ -23,7 +23,8 @@ from ..problem import BilevelProblem
 from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
-from ..stepsizes import Moves
+from ..stepsizes import Moves, StepSize
+from ..trials import Tried, apart
 from .local import CLIENTS_ASKED, BatchSize, Participation, State, Steps, check_counts, count_of, regions, rows_of
 
 Control = Literal["joint", "lower-only", "upper-only", "first-order"]
@@ -60,11 +61,11 @@ class FedAvg(Scheduled):
     projects: ClassVar[bool] = True
     is_control: ClassVar[bool] = True  # it solves another problem, to compare with
 
-    control: Annotated[Control, about("which variables move along which loss")] = "joint"
+    control: Annotated[Control, apart, about("which variables move along which loss")] = "joint"
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
     alpha: Annotated[Positive, Moves.UPPER, about("step size of x")] = 0.01
     beta: Annotated[Positive, Moves.LOWER, about("step size of y")] = 0.01
-    tau: Annotated[Steps, about("local steps τ: one number, or a list with one for each client")] = 1
+    tau: Annotated[Steps, Tried(5, 20), about("local steps τ: one number, or a list with one for each client")] = 1
     batch_zeta: Annotated[BatchSize, about("rows of the lower loss for a local step")] = "full"
     batch_xi: Annotated[BatchSize, about("rows of the upper loss for a local step")] = "full"
 
@@ -72,6 +73,11 @@ class FedAvg(Scheduled):
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
         check_counts("tau", self.tau, clients)
+
+    def in_use(self, declared: list[StepSize]) -> list[StepSize]:
+        """The step sizes of the variables that the control moves."""
+        still = {"lower-only": Moves.UPPER, "upper-only": Moves.LOWER}.get(self.control)
+        return [each for each in declared if each.moves is not still]
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> State:
         """The initial parameters of the problem."""

@@ -33,6 +33,7 @@ from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Draw, Sample, X, Y, client_step
 from ..stepsizes import Moves
+from ..trials import Tried
 from .local import CLIENTS_ASKED, BatchSize, Participation, regions, rows_of
 
 
@@ -77,7 +78,9 @@ class FedF2SA(Scheduled):
     beta: Annotated[Positive, Moves.LOWER, about("step size β of both lower problems")] = 0.1
     nu: Annotated[Positive, about("the share ν of the upper loss in a lower problem, one over the penalty")] = 0.01
     difference: Annotated[
-        Literal["one-sided", "symmetric"], about("the bias is O(ν) one-sided and O(ν²) symmetric")
+        Literal["one-sided", "symmetric"],
+        Tried("one-sided", "symmetric"),
+        about("the bias is O(ν) one-sided and O(ν²) symmetric"),
     ] = "one-sided"
     batch_zeta: Annotated[BatchSize, about("rows for the derivatives of the lower loss")] = "full"
     batch_xi: Annotated[BatchSize, about("rows for the derivatives of the upper loss")] = "full"

@@ -29,6 +29,7 @@ from ..schedules import decay_of
 from ..settings import Count, about, settings
 from ..steps import Draw, Next, Samples, Stream, X, Y, client_step, walk
 from ..stepsizes import Decays
+from ..trials import Tried
 from .local import rows_of
 from .single import SingleState, ThreeVariables, minus
 
@@ -92,7 +93,7 @@ def corrected_steps(
 class Corrected(ThreeVariables):
     """Two rounds: the mean direction h at s, renewed in part, and local steps that are corrected by it."""
 
-    tau: Annotated[Count, about("local steps τ; the first one costs no derivative")] = 5
+    tau: Annotated[Count, Tried(5, 20), about("local steps τ; the first one costs no derivative")] = 5
     renewal: Annotated[
         Annotated[float, Field(gt=0, le=1)],
         Decays(2),

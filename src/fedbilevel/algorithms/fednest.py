@@ -34,6 +34,7 @@ from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, Y, client_step
 from ..stepsizes import LowerRounds, Moves, Terms, automatic
+from ..trials import Tried
 from .local import ImplicitHypergradient, LowerWork, S, regions
 
 
@@ -69,7 +70,7 @@ class FedNest(LowerWork, ImplicitHypergradient):
     """FedNest: the AID-based hypergradient, in a separate communication loop."""
 
     N: Annotated[Count, LowerRounds(), automatic, about("lower rounds per outer iteration")] = 1
-    T: Annotated[Count, Terms(0), automatic, about("rounds of the Hessian loop")] = 5
+    T: Annotated[Count, Terms(0), automatic, Tried(5, 20), about("rounds of the Hessian loop")] = 5
     lam: Annotated[
         Positive,
         Moves.PRODUCT,

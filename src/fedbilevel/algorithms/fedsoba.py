@@ -32,6 +32,7 @@ from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
 from ..settings import Positive, about, settings
 from ..steps import Draw, client_step
+from ..trials import Tried
 from .single import Rates, SingleLoop, SingleState
 
 
@@ -49,6 +50,7 @@ class FedSOBA(SingleLoop):
 
     steps: Annotated[
         Literal["constant", "adagrad"],
+        Tried("constant", "adagrad"),
         about("constant: α, β and ρ as they are; adagrad: divided by norms of all directions so far"),
     ] = "constant"
     offset: Annotated[Positive, about("adagrad: the norms at the start; its square is added to the squares")] = 1.0

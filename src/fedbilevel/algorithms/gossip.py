@@ -36,6 +36,7 @@ from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import XY, YY, Draw, Sample, Samples, Stream, X, Y, client_step
 from ..stepsizes import Inverse, Moves
+from ..trials import Tried
 from .graphs import Network, own, spread
 from .local import BatchSize, rows_of
 
@@ -86,7 +87,7 @@ class Gossip(Network):
         Annotated[float, Field(gt=0, le=1)], about("weight β of a new sample in the running estimates")
     ] = 0.1
     gamma: Annotated[Positive, Moves.LOWER, about("lower step size γ")] = 0.01
-    b: Annotated[Count, about("terms of the series for the inverse Hessian beyond the first")] = 10
+    b: Annotated[Count, Tried(5, 20), about("terms of the series for the inverse Hessian beyond the first")] = 10
     L_g: Annotated[
         Positive, Inverse(Moves.PRODUCT), about("bound on the norm of the Hessian of the lower loss in y")
     ] = 10.0

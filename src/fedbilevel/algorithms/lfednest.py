@@ -23,6 +23,7 @@ from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, sgd
 from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
+from ..trials import Tried
 from .local import LowerWork, S, SecondDerivatives, Upper, UpperWork
 
 
@@ -52,7 +53,9 @@ class LFedNest(LowerWork, UpperWork, SecondDerivatives):
     """LFedNest: every client uses its own hypergradient, and only x and y are averaged."""
 
     N: Annotated[Count, LowerRounds(), automatic, about("lower rounds per outer iteration")] = 1
-    T: Annotated[Count, Terms(1), automatic, about("terms of the client's Neumann series beyond the first")] = 5
+    T: Annotated[
+        Count, Terms(1), automatic, Tried(5, 20), about("terms of the client's Neumann series beyond the first")
+    ] = 5
     lam: Annotated[
         Positive, Moves.PRODUCT, alone, automatic, about("step λ of the Hessian product; at most 1/L_g")
     ] = 0.01

@@ -25,10 +25,11 @@ from ..schedules import Scheduled
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Epochs, Next, Own, PerClient, Sample, Samples, Stream, W, X, Y, client_step, sgd, svrg
 from ..stepsizes import Automatic, Momentum, Moves, StepSize, automatic
+from ..trials import Rows, Tried
 from .optimiser import Memory, advance, chosen, first_memory
 from .secants import length_for, no_pairs
 
-BatchSize = Count | Literal["full"]
+BatchSize = Annotated[Count | Literal["full"], Rows()]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
 Participation = Count | Annotated[float, Field(gt=0, le=1)]
 CLIENTS_ASKED = about("clients per outer iteration: a whole number, or a share such as 0.1; 1.0 means all clients")
@@ -191,6 +192,7 @@ class LowerWork(LocalWork):
     ] = 5
     lower_steps: Annotated[
         Steps | None,
+        Tried(5),
         about("lower local steps τ: one number, or a list with one for each client; default: lower_epochs"),
     ] = None
     batch_zeta: Annotated[BatchSize, about("rows for the gradient q of the lower loss")] = "full"

@@ -37,6 +37,7 @@ from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, PerClient, Sample, Y, client_step
 from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
+from ..trials import Tried
 from .graphs import Matrix, Network, own, spread
 from .local import BatchSize, Hypergradient, rows_of
 
@@ -89,7 +90,9 @@ class MADSBO(Network):
     ] = None
     T: Annotated[Count, LowerRounds(), automatic, about("lower steps per outer iteration")] = 5
     beta: Annotated[Positive, Moves.LOWER, alone, automatic, about("lower step size β")] = 0.01
-    N: Annotated[Count, Terms(0), automatic, about("steps on the Hessian system per outer iteration")] = 5
+    N: Annotated[
+        Count, Terms(0), automatic, Tried(5, 20), about("steps on the Hessian system per outer iteration")
+    ] = 5
     gamma: Annotated[
         Positive, Moves.PRODUCT, alone, automatic, about("step size γ on the Hessian system; below 1/L_g")
     ] = 0.01

@@ -33,6 +33,8 @@ from ..federation import Federation
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Next, X, Y, client_step
+from ..stepsizes import Moves
+from ..trials import Tried
 from .local import AveragedHypergradient, LowerWork, S, regions
 
 
@@ -64,8 +66,10 @@ def backward_products(
 class NaiveITD(LowerWork, AveragedHypergradient):
     """Naive federated ITD: a loop forwards along the lower iterates, and a second one backwards."""
 
-    N: Annotated[Count, about("lower rounds per outer iteration, and rounds of the backward loop")] = 1
-    lam: Annotated[Positive, about("step λ of the products; at most 1/L_g")] = 0.01
+    N: Annotated[
+        Count, Tried(1, 10), about("lower rounds per outer iteration, and rounds of the backward loop")
+    ] = 1
+    lam: Annotated[Positive, Moves.PRODUCT, about("step λ of the products; at most 1/L_g")] = 0.01
 
     def step(self, fed: Federation, s: S) -> S:
         """One outer iteration: 3N+2 rounds."""

@@ -37,6 +37,7 @@ from ..problem import BilevelProblem
 from ..settings import Positive, about, settings
 from ..steps import Draw, Samples, Scalar, Stream, X, Y, client_step, walk
 from ..stepsizes import Moves
+from ..trials import Tried
 from .local import Steps, check_counts, count_of, rows_of
 from .single import Rates, SingleLoop, SingleState, minus
 
@@ -89,7 +90,7 @@ def resilient_directions(
 class LocalDirections(SingleLoop):
     """Local steps on x, y and v together, and the server's own rate."""
 
-    tau: Annotated[Steps, about("local steps τ: one number, or a list with one for each client")] = 1
+    tau: Annotated[Steps, Tried(5, 20), about("local steps τ: one number, or a list with one for each client")] = 1
     gamma: Annotated[
         Positive,
         about("the server's rate, as a multiple of the local step sizes; 1: the mean of the clients' s_i"),

@@ -19,6 +19,7 @@ from .after import compare_command, export_command, show_command
 from .bench import bench_command
 from .data import data_app
 from .federation import audit_command, federate_command, server_command, site_command
+from .leaderboard import leaderboard_command
 from .new import new_command
 from .runs import check_command, run_command
 from .shared import err
@@ -40,6 +41,7 @@ app.command("federate")(federate_command)
 app.command("check")(check_command)
 app.command("diagnose")(diagnose_command)
 app.command("reproduce")(reproduce_command)
+app.command("leaderboard")(leaderboard_command)
 app.command("tune")(tune_command)
 app.command("theory")(theory_command)
 app.command("bench")(bench_command)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import tomli_w
 import typer
 
 from ..errors import SettingsError
@@ -100,7 +101,7 @@ def compare_command(
             raise SettingsError(f"{run.folder} has no evaluation yet; compare it later")
     labels = _labels(folders)
     compared = [
-        Compared(label, _about(run), run.status, run.history, run.summary)
+        Compared(label, _about(run), run.status, run.history, run.summary, tomli_w.dumps(run.settings))
         for label, run in zip(labels, runs, strict=True)
     ]
     results_folder(folder, "--out")

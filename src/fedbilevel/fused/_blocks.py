@@ -87,11 +87,12 @@ class Fork:
 
 
 class Planned(NamedTuple):
-    """An iteration of a block, with the number of rounds and of local calls before it."""
+    """An iteration of a block, with the number of rounds, of local calls and of iterations before it."""
 
     recorded: Recorded
     rounds: int
     local: int
+    iteration: int
 
 
 def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> Blocks:
@@ -216,10 +217,11 @@ class Blocks:
     def plan(self, iterations: int) -> list[Planned]:
         """The next iterations, each with what it needs."""
         rounds, local = self._fed.ledger.rounds, self._fed.ledger.local
+        start = 0 if self._fed.iteration is None else self._fed.iteration()
         planned = []
-        for _ in range(iterations):
+        for turn in range(iterations):
             recorded = self._recorded(rounds, local)
-            planned.append(Planned(recorded, rounds, local))
+            planned.append(Planned(recorded, rounds, local, start + turn))
             rounds, local = rounds + recorded.rounds, local + recorded.local
         return planned
 
@@ -406,16 +408,14 @@ class Blocks:
         everyone = np.arange(self._count)
         drawn: Counter[str] = Counter()
         at = 0
-        for recorded, rounds, local in planned:
+        for recorded, rounds, local, iteration in planned:
             part = code[at : at + len(recorded.code)]
             part[:, : recorded.code.shape[1]] = recorded.code
             at += len(recorded.code)
             own: dict[Cohort | None, Any] = {None: everyone}
             places: dict[Cohort, int] = {}
             for cohort in recorded.cohorts:
-                own[cohort] = np.sort(
-                    drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
-                )
+                own[cohort] = np.sort(self._drawn(cohort, recorded.cohorts, rounds, iteration))
                 alike = cohorts.setdefault(cohort.size, [])
                 places[cohort] = len(alike)
                 alike.append(own[cohort])
@@ -456,9 +456,16 @@ class Blocks:
         """The clients of the cohorts of an iteration."""
         made: dict[Cohort | None, frozenset[int]] = {None: frozenset(range(self._count))}
         for cohort in cohorts:
-            ids = drawn_clients(self._fed.seed, rounds + cohort.after, self._count, cohort.size)
-            made[cohort] = frozenset(ids.tolist())
+            now = 0 if self._fed.iteration is None else self._fed.iteration()
+            made[cohort] = frozenset(self._drawn(cohort, cohorts, rounds, now).tolist())
         return made
+
+    def _drawn(self, cohort: Cohort, cohorts: Sequence[Cohort], rounds: int, iteration: int) -> np.ndarray:
+        """The clients of one of the cohorts of an iteration, as `Federation.cohort` draws them."""
+        place: tuple[int, ...] = (rounds + cohort.after,)
+        if self._fed.iteration is not None:
+            place = iteration, sorted({each.after for each in cohorts}).index(cohort.after)
+        return drawn_clients(self._fed.seed, place, self._count, cohort.size)
 
     def _insert(self, choices: Sequence[tuple[Choice, Any]], recorded: Recorded) -> None:
         if not choices:

@@ -1,5 +1,6 @@
 """Tables, figures and pages from the records of runs."""
 
+from ._board import Board, BoardEntry, BoardTable, Reached, board_page, write_board
 from ._compare import Compared, write_comparison
 from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
@@ -14,12 +15,17 @@ __all__ = [
     "INK",
     "MARK",
     "ROWS",
+    "Board",
+    "BoardEntry",
+    "BoardTable",
     "Compared",
     "Exchange",
     "Iteration",
     "Line",
     "Points",
+    "Reached",
     "Section",
+    "board_page",
     "draw_curve",
     "draw_finding",
     "draw_iterations",
@@ -33,6 +39,7 @@ __all__ = [
     "settings_table",
     "study_table",
     "text_curve",
+    "write_board",
     "write_comparison",
     "write_report",
 ]

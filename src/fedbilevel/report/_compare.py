@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..record import direction
 from . import canvas
-from ._html import STYLE, html_table
+from ._board import Board, BoardEntry, BoardTable, write_board
 from ._measure import ACCURACY, LABELS, points, shared_measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = ("-", "--", "-.", ":")  # beside the colours, for those who cannot tell them apart
-DARK = """
-.curves { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.curves figure { margin: 0; } .curves img { width: 100%; }
-@media (prefers-color-scheme: dark) {
-  :root { color-scheme: dark; } body { color: #e4e7eb; background: #14181d; }
-  h2 { border-color: #333b44; } th { background: #20262d; } th, td { border-color: #2c333b; }
-  code, pre { background: #20262d; }
-}
-"""
+POINTS = 300  # of a curve on the page
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run in a comparison: its label, a few words about it, how it stands, its history and its summary."""
+    """A run in a comparison: its label, a few words about it, how it stands, its history, summary and spec."""
 
     label: str
     about: str
     status: str
     history: list[dict[str, Any]]
     summary: Mapping[str, Any]
+    spec: str = ""
 
 
 @dataclass(frozen=True)
 class _Axis:
     """What a curve is drawn against: its label, and the fields of a record whose sum it is, with their unit."""
 
+    key: str
     label: str
     fields: tuple[str, ...]
     unit: float = 1.0
@@ -61,25 +54,20 @@ class _Theme:
 
 
 AXES = (
-    _Axis("communication rounds", ("rounds",)),
-    _Axis("megabytes, up and down", ("bytes_up", "bytes_down"), 1e6),
-    _Axis("seconds of training", ("seconds",)),
-    _Axis("outer iterations", ("iteration",)),
+    _Axis("rounds", "communication rounds", ("rounds",)),
+    _Axis("megabytes", "megabytes, up and down", ("bytes_up", "bytes_down"), 1e6),
+    _Axis("seconds", "seconds of training", ("seconds",)),
+    _Axis("iterations", "outer iterations", ("iteration",)),
 )
-LIGHT_THEME = _Theme(
-    "#1b1f24", "#ffffff", "#e6e9ed", ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570")
-)
-DARK_THEME = _Theme(
-    "#e4e7eb", "#14181d", "#2c333b", ("#7db4e8", "#f0906e", "#86c983", "#c7a3e0", "#d8bd5c", "#a9b4bf")
-)
+THEME = _Theme("#1b1f24", "#ffffff", "#e6e9ed", ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570"))
 
 
 def write_comparison(folder: Path, runs: Sequence[Compared], measure: str | None = None) -> list[dict[str, Any]]:
     """Write compare.html and compare.png into a folder that is there; return the rows of the table."""
     chosen = shared_measure([run.history for run in runs], measure)
     rows = [_row(run, chosen) for run in runs]
-    (folder / "compare.png").write_bytes(_draw(runs, chosen, AXES, LIGHT_THEME))
-    (folder / "compare.html").write_text(_page(runs, chosen, rows), encoding="utf-8")
+    (folder / "compare.png").write_bytes(_draw(runs, chosen, AXES, THEME))
+    write_board(folder / "compare.html", _board(runs, chosen, rows))
     return rows
 
 
@@ -100,33 +88,37 @@ def _row(run: Compared, measure: str) -> dict[str, Any]:
     )
 
 
-def _page(runs: Sequence[Compared], measure: str, rows: list[dict[str, Any]]) -> str:
+def _board(runs: Sequence[Compared], measure: str, rows: Sequence[dict[str, Any]]) -> Board:
+    """The runs as a page of one table: a line and a curve for each of them."""
     label = LABELS.get(measure, measure)
-    curves = "\n".join(_figure(runs, measure, axis, rows) for axis in AXES)
     unfinished = [f"{run.label} ({run.status})" for run in runs if run.status != "finished"]
-    remark = f'<p class="short">Not finished: {html.escape(", ".join(unfinished))}.</p>' if unfinished else ""
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedbilevel: {len(runs)} runs compared</title><link rel="icon" href="data:,">
-<style>{STYLE}{DARK}</style></head>
-<body><h1>{len(runs)} runs, by {html.escape(label)}</h1>
-{remark}{html_table(rows)}
-<h2>Curves</h2><div class="curves">
-{curves}
-</div></body></html>
-"""
-
-
-def _figure(runs: Sequence[Compared], measure: str, axis: _Axis, rows: list[dict[str, Any]]) -> str:
-    light, dark = (
-        f"data:image/png;base64,{base64.b64encode(_draw(runs, measure, (axis,), theme)).decode()}"
-        for theme in (LIGHT_THEME, DARK_THEME)
+    log = direction(measure) == "min" and all(
+        value > 0 for run in runs for _, value in points(run.history, measure)
     )
-    ends = ", ".join(f"{run.label} ends at {points(run.history, measure)[-1][1]:.4g}" for run in runs)
-    alt = html.escape(f"{LABELS.get(measure, measure)} against {axis.label}: {ends}.")
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="{alt}" src="{light}"></picture></figure>'
+    table = BoardTable(
+        name="runs",
+        title=f"{len(runs)} runs",
+        metric=label,
+        mode=direction(measure),
+        log=log,
+        targets=(),
+        entries=[_entry(run, measure, row) for run, row in zip(runs, rows, strict=True)],
+    )
+    remark = f"Not finished: {', '.join(unfinished)}." if unfinished else ""
+    return Board(f"{len(runs)} runs, by {label}", remark, AXES, [table])
+
+
+def _entry(run: Compared, measure: str, row: Mapping[str, Any]) -> BoardEntry:
+    shown = points(run.history, measure)
+    step = max(1, len(shown) // POINTS)
+    chosen = [*shown[:-1][::step], shown[-1]]
+    values = [value for _, value in chosen]
+    places = {axis.key: [axis.of(record) for record, _ in chosen] for axis in AXES}
+    return BoardEntry(
+        label=run.label,
+        spec=run.spec,
+        facts={name: value for name, value in row.items() if name != "run"},
+        curve={"x": places, "low": values, "mid": values, "high": values},
     )
 
 

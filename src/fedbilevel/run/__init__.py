@@ -1,6 +1,7 @@
 """Runs: `train` takes objects, `run` takes a spec, and both use the same loop."""
 
 from ._many import run_many, train_many
+from ._rehearsal import Zeros
 from ._saved import SavedRun, Status, load_run
 from ._train import OnDivergence, metrics_of, run, train
 from ._watching import Observer, Progress, Result
@@ -12,6 +13,7 @@ __all__ = [
     "Result",
     "SavedRun",
     "Status",
+    "Zeros",
     "load_run",
     "metrics_of",
     "run",

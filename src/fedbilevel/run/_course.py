@@ -74,6 +74,7 @@ class Setup:
     plan: Plan
     title: str
     chosen: EngineChoice | None = None
+    draws: bool = True  # whether the folder is given a picture of the curve
 
 
 @dataclass(frozen=True)
@@ -381,10 +382,14 @@ class Course:
         summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
-            draw_curve(self.records, self.folder.file("curve.png"), self.setup.title, self.setup.evaluate.metric)
-            if (found := self.finding()) is not None:
+            found = self.finding()
+            if found is not None:
                 self.folder.write("finding.csv", ranked(found).encode())
-                draw_finding(found, self.folder.file("finding.png"), self.setup.title)
+            if self.setup.draws:
+                picture = self.folder.file("curve.png")
+                draw_curve(self.records, picture, self.setup.title, self.setup.evaluate.metric)
+                if found is not None:
+                    draw_finding(found, self.folder.file("finding.png"), self.setup.title)
         self._logs.finish(summary)
         self.summary = summary
         return summary
@@ -430,6 +435,7 @@ class Course:
             min_replies=min_replies,
             policies=rules.policies(setup.privacy),
             cohorts=rules.cohort,
+            iteration=None if rules.cohort_by == "rounds" else lambda: self.iteration,
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
             accountant=self._accountant,

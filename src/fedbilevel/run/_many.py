@@ -132,10 +132,13 @@ def train_many(
     ).run(jobs)
 
 
-def run_many(specs: Sequence[Spec], folders: Sequence[Path], *, memory_limit: int = MEMORY) -> list[Result]:
+def run_many(
+    specs: Sequence[Spec], folders: Sequence[Path], *, memory_limit: int = MEMORY, draw: bool = True
+) -> list[Result]:
     """Run specs for the engine `fused` into their folders, or continue the runs there, many in one program.
 
-    Specs that agree in everything but the algorithm have the same problem and clients, and are run together.
+    Specs that agree in everything but the algorithm have the same problem and clients, and are run together. With
+    `draw` every folder has a picture of its curve, which may take longer than a small run.
     """
     together: dict[Any, list[int]] = {}
     for number, spec in enumerate(specs):
@@ -154,6 +157,7 @@ def run_many(specs: Sequence[Spec], folders: Sequence[Path], *, memory_limit: in
             attack=first.attack,
             opening=dict(resume=True, overwrite=False),
             memory_limit=memory_limit,
+            draw=draw,
         )
         jobs = [Job(specs[n].algorithm, specs[n].seed, folders[n], "", specs[n]) for n in numbers]
         results |= dict(zip(numbers, many.run(jobs), strict=True))
@@ -180,6 +184,7 @@ class _Many:
     on_divergence: OnDivergence = "stop"
     memory_limit: int = MEMORY
     devices: int | None = None
+    draw: bool = True
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Do all runs; return their results in order."""
@@ -329,6 +334,7 @@ class _Many:
             strict_start=True,
             plan=plan if job.spec is None else job.spec.plan,
             title=title if job.spec is None else job.spec.title(count),
+            draws=self.draw,
         )
 
     def _together(self, base: Any, jobs: Sequence[Job], blocks: Blocks, compilations: list[int]) -> list[Result]:
@@ -361,6 +367,7 @@ def _federation(setup: Setup, engine: Any) -> Federation:
         min_replies=rules.min_replies,
         policies=rules.policies(setup.privacy),
         cohorts=rules.cohort,
+        iteration=None if rules.cohort_by == "rounds" else lambda: 0,
         weighting=rules.weighting,
     )
 

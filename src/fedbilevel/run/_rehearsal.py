@@ -37,7 +37,7 @@ def rehearsed_calls(algorithm: Algorithm, fed: Federation, state: Any) -> list[C
 
 def _rehearsed(algorithm: Algorithm, fed: Federation, state: Any) -> tuple[Ledger, list[Call]] | None:
     """The books after an iteration, and its calls. Exchanges between agents are in the books only."""
-    ledger, engine = Ledger.from_mapping(fed.ledger.to_mapping()), _Zeros(fed.engine)
+    ledger, engine = Ledger.from_mapping(fed.ledger.to_mapping()), Zeros(fed.engine)
     with contextlib.suppress(Exception):  # a method that cannot bear zeros is not wrong
         algorithm.step(Federation(engine, seed=fed.seed, ledger=ledger), state)
         return ledger, engine.calls
@@ -45,7 +45,7 @@ def _rehearsed(algorithm: Algorithm, fed: Federation, state: Any) -> tuple[Ledge
 
 
 @dataclass(frozen=True)
-class _Zeros:
+class Zeros:
     """An engine whose clients reply zeros. In a round the first client replies for all."""
 
     engine: Engine

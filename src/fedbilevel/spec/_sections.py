@@ -36,6 +36,10 @@ class FederationSettings:
         Cohorts,
         about("how long a cohort works: an outer iteration, a phase (its lower or upper part), or a round"),
     ] = "iteration"
+    cohort_by: Annotated[
+        Literal["rounds", "iterations"],
+        about("cohorts depend on the rounds or on the outer iterations so far; then all methods have the same"),
+    ] = "rounds"
     weighting: Annotated[Weighting, about("mean over clients: uniform, or by their number of samples")] = "uniform"
     max_rows: Annotated[
         Count, about("rows of a part that a site of a real federation may claim; one that claims more is refused")

@@ -3,6 +3,6 @@
 from .reproduce import reproduce
 from .runner import Runs, run_all
 from .study import QUICK, Study, load_study, study_names
-from .tune import tune
+from .tune import do_runs, tune
 
-__all__ = ["QUICK", "Runs", "Study", "load_study", "reproduce", "run_all", "study_names", "tune"]
+__all__ = ["QUICK", "Runs", "Study", "do_runs", "load_study", "reproduce", "run_all", "study_names", "tune"]

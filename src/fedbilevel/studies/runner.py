@@ -86,7 +86,7 @@ class Runs:
 
 def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
     """Run every spec that is not finished, `jobs` at a time, with progress and the time left."""
-    waiting = [s for s in _longest_of_each(specs) if runs.share(s) < 1.0]
+    waiting = [s for s in longest_of_each(specs) if runs.share(s) < 1.0]
     if not waiting:
         return
     results_folder(runs.folder, "--runs")
@@ -122,7 +122,7 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
         raise FedBilevelError(f"{len(failed)} of {len(waiting)} runs failed; first: {failed[0]}")
 
 
-def _longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
+def longest_of_each(specs: Sequence[Spec]) -> list[Spec]:
     """The longest spec of each group of specs that differ only in their budget, because it serves them all."""
     longest: dict[str, Spec] = {}
     for spec in specs:

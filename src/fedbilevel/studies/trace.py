@@ -5,8 +5,8 @@ back, and how many rows the clients draw for it. Table 1 counts loops and sample
 it. The ledger counts rounds and bytes, and a test compares the two.
 
 Not every draw that a step is offered is used: AggITD's step `gradients` takes rows for ∇_y f in all of its rounds
-and uses them in one. So the step is evaluated once more, abstractly, with an oracle that notes which of its draws
-a derivative is taken on.
+and uses them in one. So the step is traced once more, with an oracle that notes which of its draws a derivative is
+taken on (`counting.py`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from ..data import Clients, ClientSize
+from ..data import Clients
 from ..engines import Call, Capabilities, Engine, Replies, expect
-from ..oracle import Oracle, Shapes
 from ..problem import BilevelProblem
 from ..rng import Kind
 from ..run import train
 from ..spec import Spec
-from ..steps import Descriptor, Draw, Epochs, PerClient, Sample, Samples, Stream
-
-Struct = jax.ShapeDtypeStruct
+from ..steps import Sample
+from .counting import PRODUCTS, derivatives, rows_drawn
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ def trace(spec: Spec, iterations: int) -> list[list[TracedRound]]:
 def traced(call: Call, problem: BilevelProblem, clients: Clients) -> TracedRound:
     """Note a call."""
     used = derivatives(call, problem)
-    products = {name for name, taken in used.items() if taken.keys() <= {"g_yy", "g_xy"}}
+    products = {name for name, taken in used.items() if taken.keys() <= PRODUCTS}
     sizes = {client: clients.size(client) for client in call.clients}
 
     def drawn(names: set[str]) -> float:
@@ -130,18 +125,6 @@ def traced(call: Call, problem: BilevelProblem, clients: Clients) -> TracedRound
         taken=tuple(dict.fromkeys(one for taken in used.values() for one in taken)),
         local=any(not isinstance(call.samples[name], Sample) for name in used),
     )
-
-
-def rows_drawn(descriptor: Descriptor, client: int, size: ClientSize) -> int:
-    """The number of rows that a client of this size draws for a descriptor."""
-    rows: int = getattr(size, descriptor.part)
-    if isinstance(descriptor, Epochs):
-        return rows * descriptor.epochs
-    draws = 1
-    if isinstance(descriptor, Samples):
-        count = descriptor.count
-        draws = int(count.values[client]) if isinstance(count, PerClient) else count
-    return draws * (rows if descriptor.size is None else min(descriptor.size, rows))
 
 
 class Span(NamedTuple):
@@ -169,97 +152,3 @@ def loops(steps: Sequence[str]) -> list[Span]:
             found.append(Span(at, end))
         at = end
     return found
-
-
-def derivatives(call: Call, problem: BilevelProblem) -> dict[str, dict[str, None]]:
-    """Which derivatives the step of a call takes on each of its draws, in order; unused draws are absent.
-
-    Each draw is given a length of its own, by which the oracle recognises it. A stream has two steps, because the
-    first step of an SVRG-type loop needs no gradient.
-    """
-    lengths = {name: place + 1 for place, name in enumerate(call.samples)}
-    oracle: Noting | None = None
-
-    def one(vectors: Any, sent: Any, own: Any, draws: Any) -> Any:
-        nonlocal oracle
-        oracle = Noting(Shapes(problem.size_x, problem.size_y, vectors))
-        return call.step(oracle, **sent, **call.constants, **own, **draws)
-
-    jax.eval_shape(
-        one,
-        {name: _struct(held.value) for name, held in call.held.items()},
-        {name: _struct(value) for name, value in call.arrays.items()},
-        {name: Struct(np.shape(each.values[call.clients[0]]), jnp.float32) for name, each in call.rows.items()},
-        {name: _draw(descriptor, lengths[name]) for name, descriptor in call.samples.items()},
-    )
-    assert oracle is not None
-    by_length = {length: name for name, length in lengths.items()}
-    found: dict[str, dict[str, None]] = {}
-    for derivative, length in oracle.taken:
-        found.setdefault(by_length[length], {})[derivative] = None
-    return found
-
-
-def _struct(value: Any) -> Struct:
-    return Struct(np.shape(value), jnp.result_type(value))
-
-
-def _draw(descriptor: Descriptor, length: int) -> Any:
-    if isinstance(descriptor, Sample):
-        return Draw(Struct((length,), jnp.int32), Struct((length,), jnp.float32))
-    steps = 2
-    draws = Draw(Struct((steps, length), jnp.int32), Struct((steps, length), jnp.float32))
-    return Stream(draws, Struct((steps,), jnp.bool_))
-
-
-@dataclass
-class Noting:
-    """An oracle that notes which derivatives are taken, each with the length of the draw that it is taken on."""
-
-    shapes: Oracle
-    taken: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def x(self) -> Array:
-        return self.shapes.x
-
-    @property
-    def y(self) -> Array:
-        return self.shapes.y
-
-    def held(self, name: str) -> Array:
-        return self.shapes.held(name)
-
-    def own(self, name: str, default: Any) -> Any:
-        return self.shapes.own(name, default)
-
-    def _note(self, derivative: str, draw: Draw) -> None:
-        self.taken.append((derivative, draw.index.shape[-1]))
-
-    def f(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
-        self._note("f", xi)
-        return self.shapes.f(y, xi, at)
-
-    def g(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
-        self._note("g", zeta)
-        return self.shapes.g(y, zeta, at)
-
-    def f_x(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
-        self._note("f_x", xi)
-        return self.shapes.f_x(y, xi, at)
-
-    def f_y(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
-        self._note("f_y", xi)
-        return self.shapes.f_y(y, xi, at)
-
-    def g_y(self, y: Array, zeta: Draw, at: Array | None = None) -> Array:
-        self._note("g_y", zeta)
-        return self.shapes.g_y(y, zeta, at)
-
-    def g_yy(self, y: Array, v: Array, u: Draw, at: Array | None = None) -> Array:
-        self._note("g_yy", u)
-        return self.shapes.g_yy(y, v, u, at)
-
-    def g_xy(self, y: Array, v: Array, chi: Draw, at: Array | None = None) -> Array:
-        self._note("g_xy", chi)
-        return self.shapes.g_xy(y, v, chi, at)

@@ -21,7 +21,7 @@ from ..record import Mode, direction, in_window
 from ..report import markdown_table
 from ..run import metrics_of, run_many
 from ..spec import Spec, load_spec, parse_value
-from .runner import Runs, run_all
+from .runner import Runs, longest_of_each, run_all
 
 Point = dict[str, Any]
 Axis = list[Point]
@@ -91,7 +91,7 @@ def tune(
 
     def scores(groups: Sequence[list[Spec]]) -> list[float | None]:
         """Do the runs that are missing; the score of each group, None if one of its runs has none."""
-        _do([s for group in groups for s in group], runs, jobs=jobs, console=console)
+        do_runs([s for group in groups for s in group], runs, jobs=jobs, console=console)
         means = []
         for group in groups:
             found = [in_window(runs.history(s), score, s.evaluate.window)["mean"] for s in group]
@@ -124,14 +124,14 @@ def tune(
     return rows
 
 
-def _do(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
+def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, draw: bool = True) -> None:
     """Do the runs that are not finished: many in one program on the engine `fused`, the others in processes."""
-    fused = [s for s in specs if isinstance(s.federation.engine, FusedSettings)]
+    fused = [s for s in longest_of_each(specs) if isinstance(s.federation.engine, FusedSettings)]
     waiting = {s.digest: s for s in fused if runs.share(s) < 1.0}
     if waiting:
         results_folder(runs.folder, "--runs")
         console.print(f"{len(waiting)} runs, many in one program")
-        run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()])
+        run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()], draw=draw)
     others = [s for s in specs if not isinstance(s.federation.engine, FusedSettings)]
     run_all(others, runs, jobs=jobs, console=console)
 

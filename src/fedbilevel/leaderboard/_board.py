@@ -1,0 +1,420 @@
+"""The leaderboard: tune every method on every problem with the same number of runs, then run the chosen settings.
+
+The rule, for every method alike: the parameters that the problem starts from; the same cohorts, which depend on
+the outer iteration only; at most the same rows of a level a round; the same budget of rounds; the same number of
+points of a grid, run with one seed and chosen by a metric that no test row enters; and then other seeds of the
+chosen point. A run that diverges is counted, and its point is not chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from .._divergence import largest_curvature
+from ..algorithms.local import State
+from ..engines import ENGINES, FusedSettings
+from ..errors import FedBilevelError, SettingsError
+from ..federation import Federation
+from ..files import results_folder
+from ..problem import Task
+from ..problems import Quadratic
+from ..record import environment
+from ..report import Board, BoardEntry, BoardTable, Reached, markdown_table, write_board
+from ..spec import Spec, parse
+from ..studies import Runs, do_runs
+from ..studies.counting import costs
+from ..theory import floor_of
+from ..trials import trials_of
+from ._entries import Entry, Point, at_edge, grid
+from ._problems import BoardProblem
+from ._results import AXES, Seen, at_the_end, curve, seen, stays
+
+GRID = 24  # points that are tried of every method
+SEEDS = 5  # runs of the chosen point; the grid is run with seed 0, and these with 1, 2, ...
+QUICK_SEEDS = 3
+MEASURED = 20  # clients on which the curvature of a problem is measured
+ALIKE = 30  # outer iterations whose work is counted before all others are taken to be like them
+WITHIN = 2.0  # a point is about as good as the best one within this factor
+
+
+def leaderboard(
+    problems: Sequence[BoardProblem],
+    methods: Sequence[Entry],
+    *,
+    seeds: int,
+    out: Path,
+    jobs: int,
+    console: Console,
+    points: int = GRID,
+    remark: str = "",
+) -> list[dict[str, Any]]:
+    """Do the missing runs; write leaderboard.html, .md and .json and the chosen specs; return the rows.
+
+    The runs are in `out/runs`, and those that are finished are not done again. The page is written anew after
+    every problem, so that an interrupted leaderboard has one.
+    """
+    results_folder(out, "--out")
+    clock = _Clock(len(problems) * len(methods), console)
+    boards: list[BoardTable] = []
+    rows: list[dict[str, Any]] = []
+    for problem in problems:
+        bench = _Bench(problem, Runs(out / "runs"), jobs, console)
+        found = []
+        for method in methods:
+            start = time.monotonic()
+            entry = bench.enter(method, seeds, points)
+            found.append(entry)
+            clock.tell(f"{problem.name}, {method.label}: {_in_words(entry, problem)}", time.monotonic() - start)
+        boards.append(_table(problem, found, seeds))
+        rows += [_row(problem, entry) for entry in found]
+        _write(out, boards, rows, seeds, points, remark)
+    return rows
+
+
+@dataclass
+class _Bench:
+    """A problem of the leaderboard, on which methods are tried."""
+
+    problem: BoardProblem
+    runs: Runs
+    jobs: int
+    console: Console
+    tasks: dict[int, Task] = field(default_factory=dict)
+    L: float = 0.0
+
+    def enter(self, method: Entry, seeds: int, points: int) -> _Entered:
+        """Tune a method and run the chosen settings."""
+        try:
+            if self.problem.cohort != 1.0 and not method.samples:
+                raise SettingsError("it has no cohorts: all clients take part in every iteration")
+            self.L = self.L or self._curvature()
+            tried = grid(method, self.problem, self.L, points)
+            specs = [self._spec(method, point, 0) for point in tried]
+            specs = self._do(specs)
+            values = [
+                None if self.runs.failure(s) else at_the_end(self.runs.history(s), self.problem.select)
+                for s in specs
+            ]
+        except FedBilevelError as error:
+            return _Entered(method, refused=str(error).splitlines()[0])
+        sound = [number for number, value in enumerate(values) if value is not None]
+        entered = _Entered(method, tried=tried, values=values)
+        if not sound:
+            return entered
+        best = min(sound, key=lambda number: values[number] or 0.0)
+        entered.chosen, entered.edge = tried[best], at_edge(method, tried[best], tried)
+        chosen = [self._spec(method, tried[best], seed) for seed in range(1, seeds + 1)]
+        if isinstance(specs[best].federation.engine, FusedSettings):
+            long = self._longer(chosen[0])
+            self._do([*long, *chosen])
+        else:
+            long = self._longer(self._alone(chosen[0]))
+            chosen = [self._alone(each) for each in chosen]
+            self._do([*long, *chosen])
+        entered.spec = chosen[0]
+        entered.failures = [self.runs.failure(each) for each in chosen]
+        entered.runs = [self._seen(each) for each in chosen]
+        if long:
+            entered.closed = self._closed(chosen[0])
+            known = [each for each in (entered.closed, self._end_of(long[0])) if each is not None]
+            entered.floor = max(known, default=None)
+        return entered
+
+    def _do(self, specs: Sequence[Spec]) -> list[Spec]:
+        """Do the runs that are missing; return the specs as they were run: fused if they can be."""
+        try:
+            do_runs(specs, self.runs, jobs=self.jobs, console=self.console, draw=False)
+            return [*specs]
+        except SettingsError as error:
+            if not any(isinstance(each.federation.engine, FusedSettings) for each in specs):
+                raise
+            self.console.print(f"not in one program: {error}", markup=False, highlight=False)
+        alone = [self._alone(each) for each in specs]
+        do_runs(alone, self.runs, jobs=self.jobs, console=self.console, draw=False)
+        return alone
+
+    @staticmethod
+    def _alone(spec: Spec) -> Spec:
+        """The spec on the engine that does one round at a time."""
+        return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
+
+    def _longer(self, spec: Spec) -> list[Spec]:
+        """The spec of the long run that shows the floor, if the problem has one. It is evaluated less often."""
+        times, every = self.problem.floor, spec.evaluate.every
+        if not times:
+            return []
+        rare = replace(spec.evaluate, every=times * every, checkpoint_every=20 * times * every)
+        return [replace(spec, evaluate=rare, stop=replace(spec.stop, rounds=times * self.problem.rounds))]
+
+    def _closed(self, spec: Spec) -> float | None:
+        """The floor of a method from its closed form on a quadratic with all clients, as it is shown, if known."""
+        if not isinstance(spec.problem, Quadratic) or self.problem.show != "hypergradient_norm":
+            return None
+        made = spec.problem.make(spec.data.clients, spec.seed)
+        found, start = (
+            floor_of(made, spec.algorithm),
+            float(np.linalg.norm(made.hypergradient(np.zeros(made.size_x)))),
+        )
+        return found / start if found is not None and self.problem.relative else found
+
+    def _spec(self, method: Entry, point: Point, seed: int) -> Spec:
+        """The spec of a point. Its rows and its evaluations follow from what an iteration draws and costs."""
+        problem, known = self.problem, trials_of(method.kind)
+        own: dict[str, Any] = {"name": method.name, **point}
+        if method.samples:
+            own["participation"] = problem.cohort
+        own |= dict.fromkeys(known.rows, problem.rows)
+        spec = self._parsed(own, seed, every=1)
+        cost = next(iter(costs(self._alone(spec), self._task(seed, spec))))
+        if isinstance(problem.rows, int) and cost.rows > problem.rows:
+            own |= dict.fromkeys(known.rows, max(1, problem.rows**2 // cost.rows))
+        return self._parsed(own, seed, every=max(1, round(problem.look / max(cost.rounds, 1))))
+
+    def _parsed(self, algorithm: dict[str, Any], seed: int, every: int) -> Spec:
+        base = self.problem.spec
+        return parse(
+            {
+                **base,
+                "seed": seed,
+                "algorithm": algorithm,
+                "federation": {**base.get("federation", {}), **self._cohorts(algorithm)},
+                "evaluate": {**base.get("evaluate", {}), "every": every, "checkpoint_every": 20 * every},
+                "stop": {"rounds": self.problem.rounds},
+            }
+        )
+
+    @staticmethod
+    def _cohorts(algorithm: dict[str, Any]) -> dict[str, Any]:
+        return {"cohort_by": "iterations"} if "participation" in algorithm else {}
+
+    def _task(self, seed: int, spec: Spec) -> Task:
+        if seed not in self.tasks:
+            self.tasks[seed] = spec.task()
+        return self.tasks[seed]
+
+    def _curvature(self) -> float:
+        """L_g: the largest norm of ∇²_y g_i among some clients at the start, measured once for all methods."""
+        spec = self._parsed({"name": "fedsoba"}, 0, every=1)
+        task = self._task(0, spec)
+        x, y = task.problem.flat_x.vector, task.problem.flat_y.vector
+        with closing(ENGINES["simulation"]().build(task.problem, task.clients)) as engine:
+            fed = Federation(engine)
+            found = largest_curvature(fed, State(x, y), fed.clients[:MEASURED], 0)
+        if not found:
+            raise SettingsError("the curvature of the lower loss could not be measured at the start")
+        return found
+
+    def _end_of(self, spec: Spec) -> float | None:
+        """The shown metric at the end of a run."""
+        history = self.runs.history(spec)
+        end, first = at_the_end(history, self.problem.show), history[0].get(self.problem.show)
+        return end / first if end is not None and first and self.problem.relative else end
+
+    def _seen(self, spec: Spec) -> list[Seen]:
+        """A run as it is shown, with what its clients have computed."""
+        history, task = self.runs.history(spec), self._task(spec.seed, spec)
+        iterations = max((record["iteration"] for record in history), default=0)
+        each = costs(self._alone(spec), task)
+        known = [cost.work for cost in itertools.islice(each, min(iterations, ALIKE))]
+        if len(set(known)) == 1:  # a method that draws nothing of its own does the same in every iteration
+            known *= iterations
+        known += [cost.work for cost in itertools.islice(each, max(0, iterations - len(known)))]
+        work = [0.0, *np.cumsum(known).tolist()]
+        return seen(history, self.problem, work, task.clients.count)
+
+
+@dataclass
+class _Entered:
+    """What came out for a method on a problem.
+
+    refused    why it cannot be run on the problem, if so
+    tried      the points of its grid, with the value of each at the end; None if it diverged
+    chosen     the point with the smallest value; none if all diverged
+    edge       the step sizes of it that are at the end of the range
+    spec       the chosen point with the first of the seeds
+    runs       its runs, and why any of them failed
+    closed     the floor of the chosen point by its closed form, if there is one
+    floor      the larger one of it and of the shown metric at the end of the long run, if there was one
+    """
+
+    method: Entry
+    refused: str | None = None
+    tried: list[Point] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+    chosen: Point | None = None
+    edge: list[str] = field(default_factory=list)
+    spec: Spec | None = None
+    runs: list[list[Seen]] = field(default_factory=list)
+    failures: list[str | None] = field(default_factory=list)
+    closed: float | None = None
+    floor: float | None = None
+
+    @property
+    def diverged(self) -> int:
+        return sum(value is None for value in self.values)
+
+    @property
+    def within(self) -> float:
+        """The share of the grid that ends within twice the best value."""
+        sound = [value for value in self.values if value is not None]
+        return sum(value <= WITHIN * min(sound) for value in sound) / len(self.values) if sound else 0.0
+
+    def final(self) -> float | None:
+        """The median over the seeds of the shown metric over the last tenth; None if no run ended well."""
+        ends = [
+            float(np.mean([each.value for each in run[-max(1, len(run) // 10) :]]))
+            for run, failure in zip(self.runs, self.failures, strict=True)
+            if run and failure is None
+        ]
+        return float(np.median(ends)) if ends else None
+
+    def reached(self, problem: BoardProblem) -> list[Reached]:
+        """For each target the median place on each axis from which on runs stay there."""
+        made = []
+        for target in problem.targets:
+            places = [
+                None if failure else stays(run, target, problem.mode)
+                for run, failure in zip(self.runs, self.failures, strict=True)
+            ]
+            there = [place for place in places if place is not None]
+            enough = 2 * len(there) > len(places)
+            at = {
+                axis.key: float(np.median([np.inf if p is None else p[axis.key] for p in places]))
+                for axis in AXES
+                if enough
+            }
+            floor = self.floor is not None and problem.mode == "min" and self.floor > target
+            made.append(Reached(at or None, len(there), len(places), forbidden=floor and not enough))
+        return made
+
+
+def _table(problem: BoardProblem, found: Sequence[_Entered], seeds: int) -> BoardTable:
+    share = ", as a share of its start" if problem.relative else ""
+    return BoardTable(
+        name=problem.name,
+        title=problem.title,
+        metric=problem.show.replace("_", " ") + share,
+        mode=problem.mode,
+        log=problem.mode == "min",
+        targets=problem.targets,
+        entries=[_entry(problem, each) for each in found],
+        note=f"{problem.rounds} rounds; settings chosen by {problem.select.replace('_', ' ')} at the end, seed 0; "
+        f"curves and targets from {seeds} other seeds",
+    )
+
+
+def _entry(problem: BoardProblem, each: _Entered) -> BoardEntry:
+    facts: dict[str, Any] = {}
+    if each.values:
+        facts = {"at the end": each.final(), "grid within 2x": each.within, "grid diverged": each.diverged}
+        facts |= {"floor": each.floor, "closed form": each.closed} if problem.floor else {}
+    marks = []
+    if each.refused:
+        marks.append(f"does not fit: {each.refused}")
+    elif each.chosen is None:
+        marks.append("diverged at every point")
+    if failed := sum(failure is not None for failure in each.failures):
+        marks.append(f"{failed} of {len(each.failures)} seeds diverged")
+    if each.edge:
+        marks.append(f"{', '.join(each.edge)} at the end of the range")
+    return BoardEntry(
+        label=each.method.label,
+        control=each.method.control,
+        spec=each.spec.to_toml() if each.spec else "",
+        settings={} if each.chosen is None else each.chosen,
+        note="; ".join(marks),
+        facts=facts,
+        curve=curve([run for run in each.runs if run]) if any(each.runs) else None,
+        reached=each.reached(problem) if each.runs else [],
+    )
+
+
+def _row(problem: BoardProblem, each: _Entered) -> dict[str, Any]:
+    """A row of the table in leaderboard.md and .json."""
+    entry = _entry(problem, each)
+    row: dict[str, Any] = {"problem": problem.name, "method": entry.label}
+    for target, reached in zip(problem.targets, each.reached(problem) if each.runs else (), strict=False):
+        for axis in AXES:
+            row[f"{axis.key} to {target:g}"] = (
+                _plain(reached.at[axis.key]) if reached.at else "floor" if reached.forbidden else None
+            )
+    final = entry.facts.get("at the end")
+    row |= {"at the end": None if final is None else f"{final:.3g}"}
+    row |= {"floor": f"{each.floor:.2g}"} if each.floor is not None else {}
+    row |= {"closed form": f"{each.closed:.2g}"} if each.closed is not None else {}
+    row |= {"grid within 2x": f"{each.within:.0%}" if each.values else None, "diverged": each.diverged}
+    row |= {"settings": ", ".join(f"{k} {v}" for k, v in entry.settings.items()), "note": entry.note}
+    return row
+
+
+def _plain(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _in_words(each: _Entered, problem: BoardProblem) -> str:
+    if each.refused:
+        return f"does not fit ({each.refused})"
+    final = each.final()
+    if final is None:
+        return "diverged"
+    return f"{final:.3g} at the end, {each.diverged} of {len(each.values)} points diverged"
+
+
+def _write(
+    out: Path,
+    boards: Sequence[BoardTable],
+    rows: list[dict[str, Any]],
+    seeds: int,
+    points: int,
+    remark: str,
+) -> None:
+    rule = (
+        f"{points} points of a grid for every method, {seeds} seeds of the chosen point; the same start, cohorts "
+        f"by iteration, rows a round and budget. Revision {environment()['revision']}."
+    )
+    text = f"{remark} {rule}".strip()
+    specs = out / "specs"
+    specs.mkdir(exist_ok=True)
+    for table in boards:
+        for entry in table.entries:
+            if entry.spec:
+                (specs / f"{table.name}--{entry.label.replace(' ', '-')}.toml").write_text(entry.spec)
+    board = Board("The leaderboard of federated bilevel methods", text, [*AXES], [*boards])
+    write_board(out / "leaderboard.html", board)
+    lines = [f"# Leaderboard\n\n{text}\n"]
+    for each in boards:
+        own = [{k: v for k, v in row.items() if k != "problem"} for row in rows if row["problem"] == each.name]
+        left_out = tuple(f"{axis.key} to" for axis in AXES[1:])
+        shown = [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in own]
+        lines.append(f"## {each.title} (`{each.name}`)\n\n{each.note}.\n\n{markdown_table(shown)}\n")
+    (out / "leaderboard.md").write_text("\n".join(lines))
+    (out / "leaderboard.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+class _Clock:
+    """Tells what is done, and about how long the rest takes."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._total, self._console, self._done = total, console, list[float]()
+
+    def tell(self, what: str, seconds: float) -> None:
+        self._done.append(seconds)
+        worked = [each for each in self._done if each > 1.0] or self._done
+        left = round((self._total - len(self._done)) * sum(worked) / len(worked))
+        clock = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+        self._console.print(
+            f"{len(self._done)} of {self._total}: {what}; {seconds:.0f} s, left about {clock}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
