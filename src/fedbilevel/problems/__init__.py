@@ -8,6 +8,7 @@ from ..data import DataSettings
 from ..names import Names
 from ..problem import BilevelProblem, Task
 from .custom import Custom
+from .personal_heads import PersonalHeads
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
 
@@ -32,7 +33,12 @@ class Detached(Protocol):
 PROBLEMS: Names[type[Any]] = Names(
     "problems",
     "problem.name",
-    {"hyper-representation": HyperRepresentation, "quadratic": Quadratic, "python": Custom},
+    {
+        "hyper-representation": HyperRepresentation,
+        "personal-heads": PersonalHeads,
+        "quadratic": Quadratic,
+        "python": Custom,
+    },
     needs=("task", "makes_data"),
 )
 
@@ -41,6 +47,7 @@ __all__ = [
     "Custom",
     "Detached",
     "HyperRepresentation",
+    "PersonalHeads",
     "ProblemSettings",
     "Quadratic",
     "QuadraticTask",
