@@ -19,7 +19,7 @@ from .gossip import Gossip
 from .lfednest import LFedNest
 from .madsbo import MADSBO
 from .naive_itd import NaiveITD
-from .simfbo import ShroFBO, SimFBO
+from .simfbo import FedBiO, ShroFBO, SimFBO
 
 
 class Algorithm(Protocol):
@@ -90,6 +90,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "ma-dsbo": MADSBO,
         "fedsoba": FedSOBA,
         "simfbo": SimFBO,
+        "fedbio": FedBiO,
         "shrofbo": ShroFBO,
         "fedmsa": FedMSA,
         "fedbioacc": FedBiOAcc,
@@ -106,6 +107,7 @@ __all__ = [
     "Algorithm",
     "Checked",
     "FedAvg",
+    "FedBiO",
     "FedBiOAcc",
     "FedF2SA",
     "FedMSA",
