@@ -1,4 +1,4 @@
-"""Schedules of step sizes: the same on all engines, exact after a resume, and of use where there is noise."""
+"""Schedules of step sizes: the same on all engines, exact after a resume, and better than constant ones."""
 
 from __future__ import annotations
 
