@@ -401,7 +401,7 @@ def test_the_training_accuracy_is_that_of_all_rows_of_all_clients(digits: Result
     for record, plain in zip(without_seconds(result.history), without_seconds(digits.history), strict=True):
         assert {k: v for k, v in record.items() if not k.startswith("train_")} == plain
     task = spec.task()
-    rows = [part for i in range(task.clients.count) for part in task.clients.load(i)]
+    rows = [part for i in range(task.clients.count) for part in task.clients.load(i).parts.values()]
     inputs, targets = (np.concatenate([part[j] for part in rows]) for j in (0, 1))
     scores = result.y(result.x(inputs))
     accuracy = np.mean(np.argmax(scores, -1) == targets)
