@@ -88,7 +88,7 @@ def test_a_sampler_of_optuna_draws_from_ranges_in_batches(
             )
             (runs.of(spec).path / "history.jsonl").write_text(json.dumps(line) + "\n")
 
-    monkeypatch.setitem(tune.__globals__, "_do", scored)
+    monkeypatch.setitem(tune.__globals__, "do_runs", scored)
     rows = tuned(tmp_path, "algorithm.beta=0.001..1.0", search="optuna", sampler=sampler, trials=20)
     assert batches == [8, 8, 4]
     assert len(rows) == 20

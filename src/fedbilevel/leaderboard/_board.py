@@ -30,7 +30,7 @@ from ..problem import Task
 from ..problems import Quadratic
 from ..record import environment
 from ..report import Board, BoardEntry, BoardTable, Reached, markdown_table, write_board
-from ..spec import Spec, parse
+from ..spec import Spec, check_problem, parse
 from ..studies import Runs, do_runs
 from ..studies.counting import costs
 from ..theory import floor_of
@@ -99,28 +99,22 @@ class _Bench:
                 raise SettingsError("it has no cohorts: all clients take part in every iteration")
             self.L = self.L or self._curvature()
             tried = grid(method, self.problem, self.L, points)
-            specs = [self._spec(method, point, 0) for point in tried]
-            specs = self._do(specs)
-            values = [
-                None if self.runs.failure(s) else at_the_end(self.runs.history(s), self.problem.select)
-                for s in specs
-            ]
+            made, refused = self._specs(method, tried)
+            done = dict(zip(made, self._do([*made.values()]), strict=True))
         except FedBilevelError as error:
             return _Entered(method, refused=str(error).splitlines()[0])
+        values = [self._value(done[number]) if number in done else None for number in range(len(tried))]
         sound = [number for number, value in enumerate(values) if value is not None]
-        entered = _Entered(method, tried=tried, values=values)
+        entered = _Entered(method, tried=tried, values=values, outside=refused)
         if not sound:
             return entered
         best = min(sound, key=lambda number: values[number] or 0.0)
         entered.chosen, entered.edge = tried[best], at_edge(method, tried[best], tried)
         chosen = [self._spec(method, tried[best], seed) for seed in range(1, seeds + 1)]
-        if isinstance(specs[best].federation.engine, FusedSettings):
-            long = self._longer(chosen[0])
-            self._do([*long, *chosen])
-        else:
-            long = self._longer(self._alone(chosen[0]))
+        if not isinstance(done[best].federation.engine, FusedSettings):
             chosen = [self._alone(each) for each in chosen]
-            self._do([*long, *chosen])
+        long = self._longer(chosen[0])
+        self._do([*long, *chosen])
         entered.spec = chosen[0]
         entered.failures = [self.runs.failure(each) for each in chosen]
         entered.runs = [self._seen(each) for each in chosen]
@@ -129,6 +123,26 @@ class _Bench:
             known = [each for each in (entered.closed, self._end_of(long[0])) if each is not None]
             entered.floor = max(known, default=None)
         return entered
+
+    def _specs(self, method: Entry, tried: Sequence[Point]) -> tuple[dict[int, Spec], int]:
+        """The specs of the points that the method accepts, by number, and how many it refuses.
+
+        A method that refuses all of them does not fit the problem. One that refuses some says that its settings
+        have limits, such as a weight of at most one.
+        """
+        made, wrong = dict[int, Spec](), list[SettingsError]()
+        for number, point in enumerate(tried):
+            try:
+                made[number] = self._spec(method, point, 0)
+            except SettingsError as error:
+                wrong.append(error)
+        if not made:
+            raise wrong[0]
+        return made, len(wrong)
+
+    def _value(self, spec: Spec) -> float | None:
+        """The metric by which settings are chosen, at the end of a run; None if the run diverged."""
+        return None if self.runs.failure(spec) else at_the_end(self.runs.history(spec), self.problem.select)
 
     def _do(self, specs: Sequence[Spec]) -> list[Spec]:
         """Do the runs that are missing; return the specs as they were run: fused if they can be."""
@@ -175,7 +189,9 @@ class _Bench:
             own["participation"] = problem.cohort
         own |= dict.fromkeys(known.rows, problem.rows)
         spec = self._parsed(own, seed, every=1)
-        cost = next(iter(costs(self._alone(spec), self._task(seed, spec))))
+        task = self._task(seed, spec)
+        check_problem(spec.algorithm, task.problem)
+        cost = next(iter(costs(self._alone(spec), task)))
         if isinstance(problem.rows, int) and cost.rows > problem.rows:
             own |= dict.fromkeys(known.rows, max(1, problem.rows**2 // cost.rows))
         return self._parsed(own, seed, every=max(1, round(problem.look / max(cost.rounds, 1))))
@@ -239,6 +255,7 @@ class _Entered:
 
     refused    why it cannot be run on the problem, if so
     tried      the points of its grid, with the value of each at the end; None if it diverged
+    outside    how many of them the method refuses, because a setting has a limit
     chosen     the point with the smallest value; none if all diverged
     edge       the step sizes of it that are at the end of the range
     spec       the chosen point with the first of the seeds
@@ -251,6 +268,7 @@ class _Entered:
     refused: str | None = None
     tried: list[Point] = field(default_factory=list)
     values: list[float | None] = field(default_factory=list)
+    outside: int = 0
     chosen: Point | None = None
     edge: list[str] = field(default_factory=list)
     spec: Spec | None = None
@@ -261,7 +279,7 @@ class _Entered:
 
     @property
     def diverged(self) -> int:
-        return sum(value is None for value in self.values)
+        return sum(value is None for value in self.values) - self.outside
 
     @property
     def within(self) -> float:
@@ -325,6 +343,8 @@ def _entry(problem: BoardProblem, each: _Entered) -> BoardEntry:
         marks.append("diverged at every point")
     if failed := sum(failure is not None for failure in each.failures):
         marks.append(f"{failed} of {len(each.failures)} seeds diverged")
+    if each.outside:
+        marks.append(f"refuses {each.outside} of {len(each.tried)} points")
     if each.edge:
         marks.append(f"{', '.join(each.edge)} at the end of the range")
     return BoardEntry(
