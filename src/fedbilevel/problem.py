@@ -249,12 +249,14 @@ class Task(NamedTuple):
     measure        measure(x, y) gives numbers by name, such as the accuracy on test rows. It is computed at the
                    server and costs the clients nothing
     measure_train  the same on training rows, for `evaluate.train`; None where the server has no such rows
+    closed         the closed forms of the problem, such as a `QuadraticTask`, if it has any
     """
 
     problem: BilevelProblem
     clients: Clients
     measure: Measure = lambda x, y: {}
     measure_train: Measure | None = None
+    closed: Any = None
 
 
 def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:

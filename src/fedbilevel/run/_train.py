@@ -61,6 +61,7 @@ def train(
     test: Part | None = None,
     measure: Measure | None = None,
     measure_train: Measure | None = None,
+    closed: Any = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -86,6 +87,7 @@ def train(
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
     measure_train   the same on training rows; it is used if `evaluate` has `train = True`
+    closed          the closed forms of the problem, a `QuadraticTask`: the run then tells where the method ends
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
@@ -105,7 +107,7 @@ def train(
     reads and writes the folder, and all of them return the same result.
     """
     rules = section(FederationSettings, federation, "federation")
-    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train)
+    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train, closed=closed)
     evaluation, budget = section(EvaluateSettings, evaluate, "evaluate"), section(StopSettings, stop, "stop")
     private, liars = section(Privacy, privacy, "privacy"), section(AttackSettings, attack, "attack")
     faults = None if chaos is None else section(ChaosSettings, chaos, "chaos")
@@ -220,6 +222,7 @@ def run(
         chaos=chaos,
         measure=made.measure,
         measure_train=made.measure_train,
+        closed=made.closed,
         seed=spec.seed,
         out=out,
         resume=resume,
