@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, lower_kinds
 from fedbilevel.algorithms.local import State, lower_gradient
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.rng import Address, Kind
@@ -100,7 +100,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 CHANCES: tuple[Chances | None, ...] = (None, "step")
-OURS = [name for name in ALGORITHMS if ALGORITHMS[name].__module__.startswith("fedbilevel.")]
+OURS = [
+    name
+    for name, kind in ALGORITHMS.items()
+    if kind.__module__.startswith("fedbilevel.") and "global" in lower_kinds(kind)
+]
 
 
 @pytest.mark.parametrize("name", OURS)

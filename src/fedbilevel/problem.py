@@ -289,6 +289,7 @@ class Task(NamedTuple):
                    server and costs the clients nothing
     measure_train  the same on training rows, for `evaluate.train`; None where the server has no such rows
     finding        finding(x, y) says what x means for clients, rows or other things; None if there are none
+    closed         the closed forms of the problem, such as a `QuadraticTask`, if it has any
     """
 
     problem: BilevelProblem
@@ -296,6 +297,7 @@ class Task(NamedTuple):
     measure: Measure = lambda x, y: {}
     measure_train: Measure | None = None
     finding: Callable[[Array, Array], Finding] | None = None
+    closed: Any = None
 
 
 def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..algorithms.fedf2sa import PenaltyState
 from ..algorithms.local import LowerWork, ServerState, State
 from ..algorithms.secants import length_for, with_pair
+from ..algorithms.single import SingleState
 from ..feasible import regions_of
 from ..federation import Federation
 from ..schedules import scheduled
@@ -28,8 +30,19 @@ from ..stepsizes import Moves, Terms, automatic_settings, marks_of, value_of, wi
 from ._lanczos import Measured, Spectrum, lanczos
 from ._newton import improved, learn, steps_by_pairs
 from ._steps import Point, lanczos_products
-from ._truth import gradients, hypergradient_at, newton
-from ._upper import NOTED, adapted, first_step, fixed_step, is_exact, upper_length
+from ._truth import SOLVED, Truth, gradients, hypergradient_at, newton
+from ._upper import (
+    NOTED,
+    Trials,
+    adapted,
+    first_step,
+    fixed_step,
+    followed,
+    is_exact,
+    pace_of,
+    try_along,
+    upper_length,
+)
 from ._values import (
     Advice,
     Curvatures,
@@ -130,23 +143,30 @@ class Automatics:
         free = regions_of(fed.engine.problem).y.project is None  # Newton steps know no feasible set
         kept = [self._kept(fed, algorithm, name) for name in pair_settings(algorithm) if name in self.names]
         algorithm = with_values(algorithm, {each.setting: each.recommended for each in kept})
-        settles = free and isinstance(state, State | ServerState) and alpha in self.names
+        settles = (
+            free and isinstance(state, State | ServerState | SingleState | PenaltyState) and alpha in self.names
+        )
         at = gradients(point)
+        began = float(np.linalg.norm(np.asarray(at.q, np.float64)))
         if settles:
             point, at = newton(point, at, steps=NEWTON, **how)
         truth = hypergradient_at(point, at, **how)
+        if isinstance(state, SingleState | PenaltyState):  # y follows x there, so trials are taken at y*(x)
+            truth = replace(truth, solved=settles and truth.lower <= SOLVED * began)
         found = measure_clients(point, algorithm, truth.measured.spectrum, seed)
         clients = fed.engine.clients.count
         made = kept + advise(algorithm, found, clients, self.names)
         known = with_values(algorithm, {each.setting: each.recommended for each in made})
         beta = setting_that(algorithm, Moves.LOWER)
         if beta in self.names and isinstance(algorithm, LowerWork) and not along_the_mean(algorithm):
-            tried = {each.setting: _tried(point, known, each) for each in made if each.setting == beta}
-            ratios = [tried[each.setting].recommended / each.recommended for each in made if each.setting in tried]
+            lower = {each.setting: _tried(point, known, each) for each in made if each.setting == beta}
+            ratios = [lower[each.setting].recommended / each.recommended for each in made if each.setting in lower]
             self.arrays["trial"] = np.asarray(ratios, np.float32)
-            made = [tried.get(each.setting, each) for each in made]
+            made = [lower.get(each.setting, each) for each in made]
+        tried = None
         if alpha is not None and alpha in self.names:
-            made.append(_upper(point, truth, known, alpha, clients, how))
+            tried = None if is_exact(algorithm, clients) else try_along(point, truth, **how)
+            made.append(_upper(point, truth, known, alpha, tried))
         self.values = {each.setting: _number(each) for each in made}
         self.why = {each.setting: each.why for each in made}
         self._remember(truth.measured, found, 0)
@@ -154,6 +174,9 @@ class Automatics:
         resolved = with_values(algorithm, self.values)
         if not settles:
             return resolved, state
+        if not isinstance(state, State | ServerState):
+            assert tried is not None  # α is automatic, and no single-loop method is exact
+            return resolved, followed(resolved, state._replace(x=jnp.asarray(tried.best.x)), tried.truth)
         x = state.x
         if alpha is not None and is_exact(algorithm, clients):
             first, h = dict[str, np.ndarray](), np.asarray(truth.h, np.float64)
@@ -229,7 +252,8 @@ class Automatics:
         """
         steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
         look, pause, again, measured = (float(each) for each in self.arrays["clock"])
-        again = math.inf if keeps_pairs(algorithm) else again  # mu does not matter to quasi-Newton steps
+        if keeps_pairs(algorithm) or isinstance(state, SingleState | PenaltyState):
+            again = math.inf  # mu does not matter to their lower steps
         enough = left is None or left > ENOUGH
         if not (steps and algorithm.needs_server and enough and iteration >= min(look, again)):
             return algorithm
@@ -357,11 +381,12 @@ def _residual(point: Point) -> float:
     return size if math.isfinite(size) else math.inf
 
 
-def _upper(point: Point, truth: Any, algorithm: Any, setting: str, clients: int, how: Mapping[str, Any]) -> Advice:
+def _upper(point: Point, truth: Truth, algorithm: Any, setting: str, tried: Trials | None) -> Advice:
     """The first upper step size."""
     present = getattr(algorithm, setting)
-    if is_exact(algorithm, clients):
+    if tried is None:
         value = rounded(first_step(algorithm, np.asarray(point.x), truth.h))
         return Advice(setting, present, value, "a trial; then from secants of the hypergradient")
-    value = rounded(fixed_step(point, truth, algorithm, **how))
-    return Advice(setting, present, value, "half over the curvature of f(x, y*(x)) along the hypergradient")
+    pace = pace_of(algorithm, truth.measured.spectrum)
+    why = f"{pace:.2g} over the curvature of f(x, y*(x)) along the hypergradient"
+    return Advice(setting, present, rounded(fixed_step(point, tried, algorithm, pace)), why)

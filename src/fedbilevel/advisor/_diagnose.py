@@ -17,20 +17,23 @@ from rich.console import Console
 from rich.table import Table
 
 from ..algorithms import Algorithm
+from ..algorithms.fedf2sa import PenaltyState
 from ..algorithms.local import ServerState, State
+from ..algorithms.single import SingleState
 from ..data import Clients
 from ..engines import ENGINES, Engine
 from ..errors import SettingsError
 from ..feasible import regions_of
 from ..federation import Federation
 from ..problem import BilevelProblem, lower_kind
-from ..settings import choose, from_mapping
+from ..settings import choose, from_mapping, is_settings
 from ..spec import FederationSettings
 from ..stepsizes import Automatic, Moves, Terms, automatic_settings, marks_of, with_values
+from ._beside import Rival, rivals_at
 from ._lanczos import Spectrum, Vector
 from ._steps import Point
 from ._truth import true_hypergradient
-from ._upper import NOTED, fixed_step, upper_length
+from ._upper import NOTED, fixed_step, followed, pace_of, try_along, upper_length
 from ._values import (
     BIAS,
     Advice,
@@ -60,6 +63,7 @@ class Diagnosis:
     lower_residual  ||∇_y g|| at the point
     residual        ||∇²_y g p - ∇_y f|| / ||∇_y f||
     rounds          what all of it has cost, the draws included
+    beside          the estimates of other methods at the point, if they were asked for
     """
 
     spectrum: Spectrum
@@ -75,6 +79,7 @@ class Diagnosis:
     lower_residual: float
     residual: float
     rounds: int
+    beside: tuple[Rival, ...] = ()
 
     @cached_property
     def estimate(self) -> Vector:
@@ -104,9 +109,13 @@ class Diagnosis:
 
         NaN if h has no implicit part.
         """
+        return self.share_of(self.estimate)
+
+    def share_of(self, estimate: Vector) -> float:
+        """How much of the implicit part an estimate has, along that part."""
         length = float(self.implicit @ self.implicit)
         direct = self.hypergradient - self.implicit
-        return float((self.estimate - direct) @ self.implicit / length) if length > 0 else math.nan
+        return float((estimate - direct) @ self.implicit / length) if length > 0 else math.nan
 
     @property
     def recommended(self) -> dict[str, float]:
@@ -118,6 +127,16 @@ class Diagnosis:
         table = Table("figure", "value", "meaning", title=f"Diagnosis at the point, {self.rounds} rounds")
         for row in self._figures():
             table.add_row(*row)
+        for rival in self.beside:
+            share, bias = (
+                self.share_of(rival.estimate),
+                _ratio(rival.estimate - self.hypergradient, self.hypergradient),
+            )
+            table.add_row(
+                "beside",
+                f"{share:.1%}",
+                f"implicit share of {rival.label} ({rival.rounds} rounds); bias {bias:.1%}",
+            )
         table.add_section()
         for each in self.advice:
             table.add_row(f"algorithm.{each.setting}", f"{each.present:.3g} → {each.recommended:.3g}", each.why)
@@ -158,6 +177,10 @@ class Diagnosis:
         made = spectrum | {name: getattr(self, name) for name in names}
         made |= {"client_L": self.client_L, "local_L": self.local_L}
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in made.items()}
+        plain["beside"] = [
+            {"method": each.label, "rounds": each.rounds, "implicit_share": self.share_of(each.estimate)}
+            for each in self.beside
+        ]
         return plain | {"advice": [{**each._asdict(), "present": _plain(each.present)} for each in self.advice]}
 
     def draw(self, path: str | Path) -> None:
@@ -185,6 +208,7 @@ def diagnose(
     tolerance: float = 1e-4,
     products: int = 100,
     bias: float = BIAS,
+    beside: bool = False,
     engine: Engine | Mapping[str, Any] | str | None = None,
     federation: FederationSettings | Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -198,6 +222,8 @@ def diagnose(
     tolerance   of the two linear systems
     products    the most Hessian products for one system; each is a round
     bias        the relative bias of p for which the length of the series is recommended
+    beside      whether FBO-AggITD with N = 10 and λ = 1/L_g and FedSOBA are compared with it too, in
+                about 130 further rounds of the clients that were measured; for a method with a server
 
     Settings of the method that are "auto" have the recommended values in its estimates. Nothing is trained.
     """
@@ -225,20 +251,33 @@ def diagnose(
         how: dict[str, Any] = dict(tolerance=tolerance, most=min(products, problem.size_y), seed=seed)
         asked = by_rounds(algorithm, fed)
         point = Point(asked[0], start.x, start.y, by_rounds=asked[1])
-        solve = solve and isinstance(start, State | ServerState)
+        follows = isinstance(start, SingleState | PenaltyState)
+        solve = solve and (follows or isinstance(start, State | ServerState))
         truth = true_hypergradient(point, solve=solve, **how)
         point = point.moved(y=jnp.asarray(truth.y))
         found = measure_clients(point, algorithm, truth.measured.spectrum, seed)
         advice = advise(algorithm, found, clients.count, chosen_settings(algorithm), bias)
         if alpha := setting_that(algorithm, Moves.UPPER):
-            value = rounded(fixed_step(point, truth, algorithm, **how))
-            why = '1 over twice the curvature of f(x, y*(x)) along h; "auto" goes on from there'
+            known = with_values(algorithm, {each.setting: each.recommended for each in advice})
+            pace, tried = pace_of(known, found.mean), try_along(point, truth, **how)
+            value = rounded(fixed_step(point, tried, algorithm, pace))
+            why = f'{pace:.2g} over the curvature of f(x, y*(x)) along h; "auto" goes on from there'
             advice.append(Advice(alpha, getattr(algorithm, alpha), value, why))
         wanted = {each.setting: each.recommended for each in advice}
         method = with_values(algorithm, {name: wanted[name] for name in automatic_settings(algorithm)})
         state = start._replace(y=jnp.asarray(truth.y)) if solve else start
+        if solve and follows:  # at the point, v is what it would have become by following
+            state = followed(method, state, truth)
         estimates = [_estimate(fed, method, state) for _ in range(draws)]
         lam, terms = _series(method)
+        rivals = list[Rival]()
+        if beside and algorithm.needs_server:
+            own, before = method, fed.ledger.rounds
+            if is_settings(type(method)) and hasattr(method, "participation"):
+                own = with_values(method, {"participation": 1.0})  # of the clients that were measured
+            drawn = np.mean([_estimate(asked[0], own, state) for _ in range(draws)], axis=0)
+            each = (fed.ledger.rounds - before) // draws
+            rivals = [Rival("this method, the same clients", each, drawn), *rivals_at(asked[0], start.x, truth)]
         return Diagnosis(
             spectrum=found.mean,
             client_L=found.client,
@@ -253,6 +292,7 @@ def diagnose(
             lower_residual=truth.lower,
             residual=truth.residual,
             rounds=fed.ledger.rounds,
+            beside=tuple(rivals),
         )
 
 

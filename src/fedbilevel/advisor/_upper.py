@@ -16,21 +16,25 @@ heuristic.
 
 A secant of noisy hypergradients measures their noise. So a method that draws a random Q or T', minibatches for h,
 or a part of the clients, has a fixed step size instead: the hypergradient is solved for at x_0 and at two points
-along -h, and α = 1 / (2 L) for the larger of the two secants.
+along -h, and α = 1 / (2 L) for the larger L of the two secants. In a single-loop method y and v follow x by one
+step in an iteration, so α is at most β mu / L there, and the run begins at the trial with the smallest
+hypergradient, where y and v are known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from ..algorithms import FedF2SA
 from ..algorithms.local import SecondDerivatives, rows_of
+from ..algorithms.single import SingleState, ThreeVariables
 from ..feasible import regions_of
-from ._lanczos import Vector
+from ._lanczos import Spectrum, Vector
 from ._steps import Point
 from ._truth import Truth, true_hypergradient
 
@@ -52,6 +56,8 @@ def is_exact(algorithm: Any, clients: int) -> bool:
 
 def upper_length(algorithm: Any) -> float:
     """How many times the step size an outer iteration moves x along h."""
+    if isinstance(algorithm, ThreeVariables):
+        return algorithm.reach
     steps = getattr(algorithm, "upper_steps", 1)
     if getattr(algorithm, "share_steps", False):
         return 1.0
@@ -65,13 +71,26 @@ def first_step(algorithm: Any, x: Vector, h: Vector) -> float:
     return along / size / upper_length(algorithm) if size > 0 else TRIAL
 
 
-def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, most: int, seed: int) -> float:
-    """The step size of a noisy method: one half over the larger secant of two trials along -h."""
+class Trials(NamedTuple):
+    """The larger secant of two trials along -h, and the hypergradient at the trial where it is smallest.
+
+    secant   ||h(x') - h(x)|| / ||x' - x||; zero if there is none
+    best     the point of it: the start, or one of the trials
+    """
+
+    secant: float
+    best: Point
+    truth: Truth
+
+
+def try_along(point: Point, truth: Truth, *, tolerance: float, most: int, seed: int) -> Trials:
+    """Two trials along -h: one that moves x by `TRIAL`, and one of the length that the first one suggests."""
     x, h = np.asarray(point.x, np.float64), truth.h
     size = float(np.linalg.norm(h))
+    found = Trials(0.0, point, truth)
     if size == 0:
-        return TRIAL
-    step, secant = TRIAL * max(1.0, float(np.linalg.norm(x))) / size, 0.0
+        return found
+    step = TRIAL * max(1.0, float(np.linalg.norm(x))) / size
     within = regions_of(point.fed.engine.problem).x.nearest
     for _ in range(2):
         there = point.moved(x=within(jnp.asarray(x - step * h, jnp.float32)), y=jnp.asarray(truth.y, jnp.float32))
@@ -79,11 +98,45 @@ def fixed_step(point: Point, truth: Truth, algorithm: Any, *, tolerance: float, 
         if moved == 0:
             break
         other = true_hypergradient(there, solve=truth.solved, tolerance=tolerance, most=most, seed=seed)
-        secant = max(secant, float(np.linalg.norm(other.h - h)) / moved)
+        secant = max(found.secant, float(np.linalg.norm(other.h - h)) / moved)
+        better = float(np.linalg.norm(other.h)) < float(np.linalg.norm(found.truth.h))
+        found = Trials(secant, there, other) if better else found._replace(secant=secant)
         if not (math.isfinite(secant) and secant > 0):
             break
         step = min(1 / secant, 100 * step)
-    return (0.5 / secant if math.isfinite(secant) and secant > 0 else step) / upper_length(algorithm)
+    return found
+
+
+def fixed_step(point: Point, tried: Trials, algorithm: Any, pace: float = 0.5) -> float:
+    """The step size of a noisy method: one half over the larger secant, or less if y cannot follow."""
+    if math.isfinite(tried.secant) and tried.secant > 0:
+        return pace / tried.secant
+    size = max(float(np.linalg.norm(tried.truth.h)), 1e-30)
+    return (
+        TRIAL * max(1.0, float(np.linalg.norm(np.asarray(point.x, np.float64)))) / size / upper_length(algorithm)
+    )
+
+
+def pace_of(algorithm: Any, spectrum: Spectrum) -> float:
+    """How much of the inverse curvature of f(x, y*(x)) a step of x may be, as a share.
+
+    Half of it in an outer iteration. In a single loop y and v follow x: their slowest error loses a share β mu in
+    a step, so x may not go faster than that.
+    """
+    half = 0.5 / upper_length(algorithm)
+    beta = getattr(algorithm, "beta", None)
+    if not isinstance(algorithm, ThreeVariables | FedF2SA) or beta is None:
+        return half
+    return min(half, beta * max(spectrum.mu, 1e-6 * spectrum.safe_L))
+
+
+def followed(algorithm: Any, state: Any, truth: Truth) -> Any:
+    """The state of a single-loop method whose y and v have caught up with its x, where they are known."""
+    y, p = (jnp.asarray(a, jnp.float32) for a in (truth.y, truth.p))
+    if isinstance(state, SingleState):
+        return state._replace(y=y, v=p)
+    apart = algorithm.nu * p  # argmin g ± ν f = y* ∓ ν p, up to ν²
+    return state._replace(y=y, plus=y - apart, minus=None if state.minus is None else y + apart)
 
 
 def is_short(memory: Mapping[str, np.ndarray], x: Vector) -> bool:

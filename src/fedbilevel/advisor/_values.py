@@ -14,6 +14,8 @@ N of lower   The fewest lower rounds after which the slowest direction has lost 
 rounds       iteration goes on from there, so more is not needed.
 momentum_y   The heavy-ball method with the step β is fastest with (1 - sqrt(β mu))². It is at most 0.9, which
              needs about ten lower rounds to take effect.
+beta and rho of a single loop are 1/L in the same way: L is L_g with one step in a round, and else the largest
+curvature of a client.
 alpha        is not a function of the lower curvature, see `_upper.py`.
 """
 
@@ -27,7 +29,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .. import rng
-from ..algorithms.local import LowerWork, rows_of
+from ..algorithms.local import LowerWork, once, rows_of
+from ..algorithms.single import ThreeVariables
 from ..federation import Federation
 from ..steps import Samples
 from ..stepsizes import (
@@ -117,6 +120,8 @@ def measure_clients(point: Point, algorithm: Any, spectrum: Spectrum, seed: int)
         client = _largest(point, spectrum, None, seed)
     if isinstance(algorithm, LowerWork) and not along_the_mean(algorithm):
         local = _largest(point, spectrum, rows_of(algorithm.batch_zeta_local), seed)
+    if isinstance(algorithm, ThreeVariables) and not once(getattr(algorithm, "tau", 1)):
+        local = _largest(point, spectrum, rows_of(algorithm.batch_zeta), seed)
     return Curvatures(spectrum, client, local)
 
 
@@ -139,7 +144,8 @@ def curvature_for(algorithm: Any, setting: str, found: Curvatures) -> tuple[floa
     own = any(isinstance(mark, Alone) for mark in marks_of(algorithm, setting))
     if own and found.client is not None:
         return found.client, "the largest L_g of a client"
-    if moves_of(algorithm, setting) is Moves.LOWER and found.local is not None:
+    followed = (Moves.LOWER, Moves.PRODUCT) if isinstance(algorithm, ThreeVariables) else (Moves.LOWER,)
+    if moves_of(algorithm, setting) in followed and found.local is not None:
         return found.local, "the largest curvature of a client on the rows of a local step"
     return found.mean.safe_L, "L_g"
 

@@ -32,7 +32,7 @@ from ..problem import BilevelProblem
 from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Draw, Sample, X, Y, client_step
-from ..stepsizes import Moves
+from ..stepsizes import Moves, automatic
 from ..trials import Tried
 from .local import CLIENTS_ASKED, BatchSize, Participation, regions, rows_of
 
@@ -74,8 +74,8 @@ class FedF2SA(Scheduled):
     decay: ClassVar[Mapping[str, float]] = {"alpha": 4 / 7, "beta": 4 / 7, "nu": 1 / 7}
 
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
-    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
-    beta: Annotated[Positive, Moves.LOWER, about("step size β of both lower problems")] = 0.1
+    alpha: Annotated[Positive, Moves.UPPER, automatic, about("upper step size α")] = 0.01
+    beta: Annotated[Positive, Moves.LOWER, automatic, about("step size β of both lower problems")] = 0.1
     nu: Annotated[Positive, about("the share ν of the upper loss in a lower problem, one over the penalty")] = 0.01
     difference: Annotated[
         Literal["one-sided", "symmetric"],

@@ -27,11 +27,13 @@ from typing import Annotated, ClassVar, Literal
 import jax.numpy as jnp
 from jax import Array
 
+from ..errors import SettingsError
 from ..federation import Federation
 from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
 from ..settings import Positive, about, settings
 from ..steps import Draw, client_step
+from ..stepsizes import automatic_settings
 from ..trials import Tried
 from .single import Rates, SingleLoop, SingleState
 
@@ -58,6 +60,10 @@ class FedSOBA(SingleLoop):
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
         self.check_cohort(clients)
+        for name in automatic_settings(self) if self.steps == "adagrad" else ():
+            raise SettingsError(
+                f"{name} = 'auto' is wrong with steps = 'adagrad': it is a factor there, which may be 1; use 1.0"
+            )
 
     def init(self, problem: BilevelProblem, clients: int = 1) -> SingleState:
         """The initial parameters; v, the momenta and the sums of squares begin at their start."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from pydantic import Field
 
@@ -20,7 +21,7 @@ from ..problem import BilevelProblem
 from ..schedules import Scheduled
 from ..settings import Positive, about, settings
 from ..steps import Sample
-from ..stepsizes import Decays, Moves
+from ..stepsizes import Decays, Moves, automatic
 from .local import CLIENTS_ASKED, BatchSize, Participation, regions, rows_of, warn_of_sets
 from .optimiser import Memory, advance, chosen, first_memory
 
@@ -64,12 +65,13 @@ class ThreeVariables(Scheduled):
     projects: ClassVar[bool] = True
 
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
-    alpha: Annotated[Positive, Moves.UPPER, about("upper step size α")] = 0.01
-    beta: Annotated[Positive, Moves.LOWER, about("lower step size β")] = 0.1
+    alpha: Annotated[Positive, Moves.UPPER, automatic, about("upper step size α")] = 0.01
+    beta: Annotated[Positive, Moves.LOWER, automatic, about("lower step size β")] = 0.1
     rho: Annotated[
         Positive | None,
         Moves.PRODUCT,
         Decays(),
+        automatic,
         about("step size of v; default: β, as y and v have the same curvature"),
     ] = None
     radius: Annotated[Positive | None, about("v is kept in the ball of this radius, at the server")] = None
@@ -92,6 +94,12 @@ class ThreeVariables(Scheduled):
     def check_cohort(self, clients: int) -> None:
         """Raise `SettingsError` if the participation does not fit the number of registered clients."""
         cohort_size(self.participation, clients)
+
+    @property
+    def reach(self) -> float:
+        """How many times its step sizes an outer iteration moves x, y and v along their directions."""
+        steps = getattr(self, "tau", 1)
+        return float(np.mean(steps)) * float(getattr(self, "gamma", 1.0))
 
     def begin(self, problem: BilevelProblem) -> SingleState:
         """The initial parameters of the problem; v begins at zero."""

@@ -26,6 +26,9 @@ def diagnose_command(
     bias: Annotated[
         float, typer.Option(min=1e-6, max=1.0, help="The bias for which a length is recommended.")
     ] = BIAS,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Also draw the estimates of FBO-AggITD with N = 10 and of FedSOBA.")
+    ] = False,
 ) -> None:
     """Measure curvature and hypergradient at a spec's start, and recommend step sizes. Nothing is trained."""
     chosen = load_spec(spec, sets or [])
@@ -37,7 +40,9 @@ def diagnose_command(
     if folder is not None:
         results_folder(folder, "--out")
     task = chosen.task()
-    options = dict(solve=solve, draws=draws, bias=bias, federation=chosen.federation, seed=chosen.seed)
+    options = dict(
+        solve=solve, draws=draws, bias=bias, beside=beside, federation=chosen.federation, seed=chosen.seed
+    )
     found = diagnose(task.problem, chosen.clients(task), chosen.algorithm, **options)  # type: ignore[arg-type]
     out.print(found.table())
     changes = " ".join(f"--set algorithm.{each.setting}={each.recommended:g}" for each in found.advice)

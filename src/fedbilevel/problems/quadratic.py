@@ -260,7 +260,7 @@ class Quadratic:
 
     def task(self, data: DataSettings, seed: int) -> Task:
         made = self.make(data.clients, seed)
-        return Task(made.problem, made.clients, made.measure)
+        return Task(made.problem, made.clients, made.measure, closed=made)
 
     def remote(self) -> Problem:
         """The problem without clients, which is what a site needs beside its own rows."""

@@ -23,13 +23,15 @@ from ..loggers import LoggedRun, Logs
 from ..own import KEPT, OwnVariables, own_part
 from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Finding, Task
+from ..problems import QuadraticTask
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state, summarise
 from ..report import draw_curve, draw_finding, ranked
 from ..rng import Root
 from ..runtime import peak_memory
-from ..schedules import scheduled
+from ..schedules import decay_of, scheduled
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ..stepsizes import with_values
+from ..theory import floor_of
 from ._auto import EngineChoice
 from ._budget import Budget
 from ._evaluation import available, evaluate, figures_of, spent
@@ -170,6 +172,19 @@ class Course:
         if not records:
             self._evaluate(self._federation(1.0) if self.setup.strict_start else self.fed)
         self._good = self._here()
+        self._tell_floor()
+
+    def _tell_floor(self) -> None:
+        """Note where the method ends, if the problem has closed forms and all settings are known."""
+        closed = self.setup.task.closed
+        if self.automatics.waiting or not isinstance(closed, QuadraticTask) or decay_of(self.algorithm):
+            return
+        floor = floor_of(closed, self.algorithm)
+        if floor is not None:
+            start = float(np.linalg.norm(closed.hypergradient(self.setup.task.problem.flat_x.vector)))
+            share = floor / max(start, 1e-30)
+            told = "the stationary point" if share < 1e-6 else f"||∇f|| = {floor:.3g}, {share:.2g} of the start"
+            self.notes["floor"] = f"closed form: full batches of all clients would end at {told}"
 
     def _open_books(self) -> None:
         """Continue the books of a private run, in which every release so far is booked."""
@@ -264,6 +279,7 @@ class Course:
         self.algorithm, self.state = self.automatics.find(self.fed, self.algorithm, self.state, self.setup.seed)
         self.notes["steps"] = f"steps found: {self.automatics.in_words()}"
         self._memory[ADVISOR] = self.automatics.arrays
+        self._tell_floor()
         self._save()
 
     def _adjust_steps(self, before: Any) -> None:
@@ -372,9 +388,11 @@ class Course:
             figures["restarts"] = [each._asdict() for each in self.restarts]
         if self.automatics.values:
             figures["steps"] = self.automatics.to_mapping()
+        if "floor" in self.notes:
+            figures["floor"] = self.notes["floor"]
         if self.chosen is not None:
             figures["engine"] = self.chosen.to_mapping()
-        if advice := [text for kind, text in self.notes.items() if kind not in ("steps", "engine")]:
+        if advice := [text for kind, text in self.notes.items() if kind not in ("steps", "engine", "floor")]:
             figures["notes"] = advice
         if self.ended_early:
             figures["ended_by"] = "observer"

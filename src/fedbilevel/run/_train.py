@@ -64,6 +64,7 @@ def train(
     measure: Measure | None = None,
     measure_train: Measure | None = None,
     finding: Callable[[Array, Array], Finding] | None = None,
+    closed: Any = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -91,6 +92,7 @@ def train(
     measure_train   the same on training rows; it is used if `evaluate` has `train = True`
     finding         finding(x, y) says what x means for many things, such as clients; the folder gets it as a
                     ranked table (finding.csv) and a picture (finding.png)
+    closed          the closed forms of the problem, a `QuadraticTask`: the run then tells where the method ends
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
@@ -110,7 +112,9 @@ def train(
     reads and writes the folder, and all of them return the same result.
     """
     rules = section(FederationSettings, federation, "federation")
-    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train, finding=finding)
+    task = measured(problem, clients, test, measure)._replace(
+        measure_train=measure_train, finding=finding, closed=closed
+    )
     evaluation, budget = section(EvaluateSettings, evaluate, "evaluate"), section(StopSettings, stop, "stop")
     private, liars = section(Privacy, privacy, "privacy"), section(AttackSettings, attack, "attack")
     faults = None if chaos is None else section(ChaosSettings, chaos, "chaos")
@@ -225,6 +229,7 @@ def run(
         measure=made.measure,
         measure_train=made.measure_train,
         finding=made.finding,
+        closed=made.closed,
         seed=spec.seed,
         out=out,
         resume=resume,
