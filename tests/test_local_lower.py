@@ -164,7 +164,13 @@ def test_a_run_that_is_interrupted_goes_on_with_the_y_of_its_clients(tmp_path: P
     half = dataclasses.replace(STORM, participation=2)
     rules = {"every": 2, "checkpoint_every": 2}
     whole = trained(half, 6, evaluate=rules)
-    trained(half, 4, evaluate=rules, out=tmp_path / "run")
+
+    def killed(progress: fb.Progress) -> None:
+        if progress.iteration == 5:  # after the checkpoint of iteration 4, clients have kept newer states
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(half, 6, evaluate=rules, out=tmp_path / "run", observers=[killed])
     resumed = trained(half, 6, evaluate=rules, out=tmp_path / "run", resume=True)
     np.testing.assert_array_equal(resumed.x, whole.x)
     saved = fb.load_run(tmp_path / "run", problem=task().problem)
