@@ -154,13 +154,23 @@ def test_what_does_not_go_with_a_local_lower_level_is_refused() -> None:
         dataclasses.replace(problem, feasible_y=fb.Box(low=0.0))
     with pytest.raises(fb.SettingsError, match="test is wrong with lower_is = 'local'"):
         trained(KEPT, 1, test=task().clients.load(0).upper)
+    with pytest.raises(fb.SettingsError, match="a diagnosis is of a lower level that clients share"):
+        fb.diagnose(problem, task().clients, KEPT)
+    with pytest.raises(fb.SettingsError, match=r"algorithm\.tau has 2 numbers for 5 clients"):
+        trained(dataclasses.replace(KEPT, tau=(1, 2)), 1)
 
 
 def test_a_run_that_is_interrupted_goes_on_with_the_y_of_its_clients(tmp_path: Path) -> None:
     half = dataclasses.replace(STORM, participation=2)
     rules = {"every": 2, "checkpoint_every": 2}
     whole = trained(half, 6, evaluate=rules)
-    trained(half, 4, evaluate=rules, out=tmp_path / "run")
+
+    def killed(progress: fb.Progress) -> None:
+        if progress.iteration == 5:  # after the checkpoint of iteration 4, clients have kept newer states
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(half, 6, evaluate=rules, out=tmp_path / "run", observers=[killed])
     resumed = trained(half, 6, evaluate=rules, out=tmp_path / "run", resume=True)
     np.testing.assert_array_equal(resumed.x, whole.x)
     saved = fb.load_run(tmp_path / "run", problem=task().problem)

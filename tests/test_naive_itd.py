@@ -113,7 +113,10 @@ def test_with_lam_equal_to_beta_it_is_the_derivative_of_the_lower_loop() -> None
     task, N, beta = curved(), 4, 0.2
     problem: Any = task.problem
     data = [task.clients.load(i) for i in range(3)]  # Clients have equally many rows, so all rows are one mean.
-    low, up = (tuple(np.concatenate(a) for a in zip(*parts, strict=True)) for parts in zip(*data, strict=True))
+    low, up = (
+        tuple(np.concatenate(a) for a in zip(*parts, strict=True))
+        for parts in zip(*(d[:2] for d in data), strict=True)
+    )
 
     def end(x: Any) -> Any:
         y = problem.flat_y.vector

@@ -42,7 +42,7 @@ def test_the_direction_of_x_is_the_gradient_through_every_clients_own_head() -> 
     def value(at: Any) -> float:
         """1/m Σ_i f_i(x, y_i*(x))"""
         given: dict[str, Any] = dict(solving=solving, xi=Sample("upper"), zeta=Sample("lower"), at={"x": at})
-        return float(fed.probe(personal, beta=0.5, kept=False, names=(), shown=False, **given).upper)
+        return float(fed.probe(personal, beta=0.5, shared=False, kept=False, names=(), shown=False, **given).upper)
 
     slope = (value(x + small * along) - value(x - small * along)) / (2 * small)
     np.testing.assert_allclose(slope, np.linalg.norm(h), rtol=0.005)

@@ -56,7 +56,7 @@ from .federation import Federation
 from .layers import Attack, Chaos, ChaosSettings, stacked
 from .ledger import Ledger
 from .loggers import Log, LoggedRun, Logger
-from .oracle import Directions, Oracle, OwnOracle, directions
+from .oracle import Directions, LocalOracle, Oracle, OwnOracle, directions
 from .own import PerRow
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
@@ -146,6 +146,7 @@ __all__ = [
     "Ledger",
     "ListedClients",
     "LocalLower",
+    "LocalOracle",
     "Log",
     "LoggedRun",
     "Logger",

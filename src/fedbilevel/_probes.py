@@ -32,6 +32,7 @@ class Personal(NamedTuple):
 def personal(
     c: LocalOracle,
     beta: Array,
+    shared: bool,
     kept: bool,
     names: tuple[str, ...],
     shown: bool,
@@ -43,7 +44,7 @@ def personal(
 
     It takes the steps of the method, from the y that the client has kept or from the start. `shown` gives y too.
     """
-    y = own_y(c, beta, solving, kept)
+    y = own_y(c, beta, shared, solving, kept)
     metrics = c.metrics(y, names) if names else None
     return Personal(c.f(y, xi), c.g(y, zeta), metrics, y if shown else None)
 

@@ -132,12 +132,13 @@ class LocalOracle(Oracle, Protocol):
         """The problem's metrics of these names at (x, y), on all test rows of the client."""
 
 
-def own_y(c: LocalOracle, beta: Array | float, zeta: Stream, kept: bool) -> Array:
-    """y_i ← y_i - β ∇_y g_i(x, y_i; ζ) along the draws, at the held x.
+def own_y(c: LocalOracle, beta: Array | float, shared: bool, zeta: Stream, kept: bool) -> Array:
+    """y_i ← y_i - β ∇_y g_i(x, y_i; ζ) along the draws, at the held x; `shared` divides β among the steps.
 
     The steps start from the y that the client has kept as its own, or from that of the problem.
     """
-    return sgd(c.g_y, c.own("y", c.y_start) if kept else c.y_start, beta, zeta)
+    start = c.own("y", c.y_start) if kept else c.y_start
+    return sgd(c.g_y, start, beta / zeta.steps if shared else beta, zeta)
 
 
 class PartArrays(NamedTuple):

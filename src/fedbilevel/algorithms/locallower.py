@@ -85,7 +85,7 @@ def kept_lower(
 ) -> KeptDirection:
     """Local steps of the client's own y and v, and its direction of x."""
     share = zeta.steps if shared else 1.0
-    y = own_y(c, beta / share, zeta, kept=True)
+    y = own_y(c, beta, shared, zeta, kept=True)
     v = c.own("v", c.y_start * 0.0)
     if implicit:
         f_y = c.f_y(y, eta)
@@ -108,7 +108,7 @@ def anew_lower(
     chi: Draw,
 ) -> Direction:
     """The client's y by gradient steps from the start, its v by conjugate gradients, and its direction of x."""
-    y = own_y(c, beta / zeta.steps if shared else beta, zeta, kept=False)
+    y = own_y(c, beta, shared, zeta, kept=False)
     v = cg(lambda v: c.g_yy(y, v, u), c.f_y(y, eta), maxiter=products)[0] if implicit else None
     return Direction(upper_direction(c, y, v, alpha, shared, xi, chi))
 
@@ -128,7 +128,8 @@ class LocalLower(UpperWork, OwnLowerWork, SecondDerivatives):
 
     def own_lower(self, steps: int | None = None) -> OwnLower:
         """The steps of a client to its own y."""
-        return OwnLower(self.beta, self.lower_rows(steps), self.solve == "kept")
+        shared = self.share_steps and steps is None
+        return OwnLower(self.beta, self.lower_rows(steps), self.solve == "kept", shared)
 
     @property
     def idle(self) -> tuple[str, ...]:

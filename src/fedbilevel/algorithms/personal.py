@@ -27,11 +27,13 @@ class OwnLower(NamedTuple):
     beta    the step size of its gradient steps
     zeta    the rows of the steps
     kept    whether they start from the y that the client has kept; otherwise from the y of the problem
+    shared  whether the step size is divided among the steps
     """
 
     beta: float
     zeta: Samples
     kept: bool
+    shared: bool = False
 
 
 @settings

@@ -111,13 +111,14 @@ def _asked(
     shown: bool,
 ) -> Any:
     """What clients say at their own y, each as a row."""
-    beta, zeta, kept = algorithm.own_lower(steps)
+    beta, zeta, kept, shared = algorithm.own_lower(steps)
     return fed.probe(
         personal,
         clients,
         at={"x": x},
         apart=True,
         beta=beta,
+        shared=shared,
         kept=kept,
         names=names,
         shown=shown,
