@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,14 +11,17 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.data import DataSettings
+from fedbilevel.problem import Finding
 from fedbilevel.problems import Cleaning, ClientWeights, Penalties
 from fedbilevel.problems._checked import area_under_curve
 from fedbilevel.problems.cleaning import recovered
 from fedbilevel.problems.weights import permutation
+from fedbilevel.report import draw_finding, ranked
 
 CLIENTS = 10
 DIGITS = DataSettings(name="digits", clients=CLIENTS, partition="iid")
 SMALL: dict[str, Any] = dict(components=20, rows=40, checked=6)
+TINY = {f"problem.{name}": value for name, value in SMALL.items()}
 
 
 def trained(task: fb.Task, method: Any, iterations: int) -> fb.Result:
@@ -176,3 +180,20 @@ def test_too_many_rows_clients_or_components_are_refused_by_name() -> None:
     ):
         with pytest.raises(fb.SettingsError, match=message):
             wrong()
+
+
+def test_a_finding_is_ranked_and_drawn_whether_things_are_few_or_many(tmp_path: Path) -> None:
+    found = Finding("client", "weight", [0.2, 0.9, 0.2], ["bad", "good", "bad"])
+    assert ranked(found).splitlines() == ["rank,client,weight,kind", "1,1,0.9,good", "2,0,0.2,bad", "3,2,0.2,bad"]
+    for count in (3, 100, 1000):
+        values = np.linspace(0, 1, count).tolist()
+        draw_finding(Finding("row", "weight", values), tmp_path / f"{count}.png", "a title")
+        assert (tmp_path / f"{count}.png").stat().st_size > 1000
+
+
+def test_a_run_leaves_its_finding_in_its_folder(tmp_path: Path) -> None:
+    spec = fb.load_spec("client-weights", {"data.name": "digits", "data.clients": 10, "stop.rounds": 3, **TINY})
+    fb.run(spec, tmp_path / "run")
+    lines = (tmp_path / "run" / "finding.csv").read_text().splitlines()
+    assert len(lines) == 11 and lines[0] == "rank,client,weight,kind"
+    assert (tmp_path / "run" / "finding.png").exists()

@@ -109,7 +109,7 @@ def test_attackers_with_flipped_labels_have_the_others_everywhere_and_the_same_i
     assert (flipped.count, flipped.capacity, flipped.size(2)) == (4, plain.capacity, plain.size(2))
     for client, labels in ((1, [0, 1, 4]), (2, [4, 3, 0])):
         data = flipped.load(client)
-        for part in data:
+        for part in data.parts.values():
             np.testing.assert_array_equal(part.targets, labels)
             np.testing.assert_array_equal(part.inputs, rows[client][0])
 

@@ -24,7 +24,7 @@ ROWS = ClientData(
 def whole() -> bytes:
     made = io.BytesIO()
     names = ("lower.inputs", "lower.targets", "upper.inputs", "upper.targets")
-    arrays = dict(zip(names, (array for part in ROWS for array in part), strict=True))
+    arrays = dict(zip(names, (array for part in ROWS.parts.values() for array in part), strict=True))
     np.savez(made, **arrays)
     return made.getvalue()
 

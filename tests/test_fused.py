@@ -90,6 +90,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ma-dsbo": dict(alpha=0.1, beta=0.1, gamma=0.3, T=2, N=3),
     "fedsoba": dict(alpha=0.1, beta=0.3, momentum=0.5, steps="adagrad", participation=1.0),
     "simfbo": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
+    "fedbio": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
     "shrofbo": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
     "fedmsa": dict(alpha=0.1, beta=0.1, tau=2, renewal=0.5, participation=0.5),
     "fedbioacc": dict(alpha=0.1, beta=0.1, tau=2, renewal=0.5, schedule="paper", participation=0.5),

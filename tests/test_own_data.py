@@ -121,7 +121,7 @@ def test_a_function_is_split_like_a_built_in_data_set(kind: str) -> None:
     assert dataset.train_targets.dtype == dataset.test_targets.dtype == np.int32
     assert clients.count == 6
     for client in range(6):
-        for part, rows in zip(clients.load(client), clients.size(client), strict=True):
+        for part, rows in zip(clients.load(client).parts.values(), clients.size(client), strict=True):
             assert part.inputs.shape == (rows, 4) and part.targets.shape == (rows,)
 
 

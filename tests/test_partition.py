@@ -27,10 +27,11 @@ from fedbilevel.data import (
     label_table,
     partition,
 )
+from fedbilevel.data._partition import own_tests
 from fedbilevel.errors import SettingsError, UnknownName
 from fedbilevel.rng import generator
 
-DEALT = sorted(name for name, kind in KINDS.items() if kind.deal)
+DEALT = sorted(name for name, kind in KINDS.items() if kind.deal and name != "classes")  # which leaves rows over
 
 
 def dealt(*arguments: Any, **options: Any) -> Partition:
@@ -80,6 +81,38 @@ def test_the_papers_shards() -> None:
     assert ((counts > 0).sum(axis=1) <= 2).all()
     assert set(counts[counts > 0].tolist()) == {30, 60}
     assert {(len(a), len(b)) for a, b in zip(made.lower, made.upper, strict=True)} == {(48, 12)}
+
+
+@given(seed=st.integers(0, 1000), clients=st.integers(1, 25), k=st.integers(1, 5))
+def test_clients_of_a_few_classes_have_equally_many_rows_of_each(seed: int, clients: int, k: int) -> None:
+    targets = np.random.default_rng(seed).integers(0, 5, 600)
+    made = dealt("classes", targets, clients, seed=seed, classes_per_client=k)
+    counts = label_counts(targets, made, 5)
+    assert ((counts > 0).sum(axis=1) == k).all() and len(set(counts[counts > 0].tolist())) == 1
+    rows = np.concatenate([*made.lower, *made.upper])
+    assert len(set(rows.tolist())) == len(rows)
+    assert np.ptp((counts > 0).sum(axis=0)) <= 2  # every class has about as many clients
+    tests = np.random.default_rng(seed + 1).integers(0, 5, 400)
+    own = [targets[made.rows(client)] for client in range(clients)]
+    parts = own_tests(tests, own, seed)
+    dealt_once = np.concatenate(parts)
+    assert len(set(dealt_once.tolist())) == len(dealt_once)
+    for labels, part in zip(own, parts, strict=True):
+        assert set(tests[part]) == set(labels)
+
+
+def test_clients_of_a_few_classes_are_refused_where_they_cannot_be() -> None:
+    targets = np.arange(20) % 4
+    with pytest.raises(SettingsError, match="classes_per_client=5 is too large: the data have 4 classes"):
+        partition("classes", targets, 2, seed=0, classes_per_client=5)
+    with pytest.raises(SettingsError, match="clients=10 is too large: a client would have 0 rows a class"):
+        partition("classes", targets, 10, seed=0, classes_per_client=3)
+    with pytest.raises(SettingsError, match=r"data\.partition = 'drawn' is wrong: its clients have no test rows"):
+        DataSettings(name="digits", clients=3, partition="drawn").load(0, own_test=True)
+    with pytest.raises(SettingsError, match="client 1 has no test rows"):
+        own_tests(np.zeros(3, np.int32), [np.zeros(2, np.int32), np.ones(2, np.int32)], 0)
+    alike = own_tests(np.zeros(1, np.int32), [np.zeros(2, np.int32)] * 3, 0)  # one test row for three clients
+    assert [part.tolist() for part in alike] == [[0]] * 3
 
 
 @given(seed=st.integers(0, 1000), clients=st.integers(5, 30))
@@ -145,7 +178,9 @@ def test_wrong_settings(change: dict[str, Any], says: str) -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(UnknownName, match="partition 'idd' is unknown; use one of: dirichlet, drawn, iid, shards"):
+    with pytest.raises(
+        UnknownName, match="partition .idd. is unknown; use one of: classes, dirichlet, drawn"
+    ):
         partition("idd", np.arange(10), 2, seed=0)
 
 

@@ -82,7 +82,7 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
     assert message in str(getattr(raised.value, "message", raised.value))
 
 
-NAMES = ("extending", "after-the-run", "upper-level")  # the pages whose Python is run
+NAMES = ("extending", "after-the-run", "upper-level", "algorithms/local-lower")  # the pages whose Python is run
 RUN = [
     pytest.param(code, id=f"{page.name}, Python block {number}")
     for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES))

@@ -1,4 +1,4 @@
-"""Schedules of step sizes: the same on all engines, exact after a resume, better than constant steps in noise."""
+"""Schedules of step sizes: the same on all engines, exact after a resume, and better than constant ones."""
 
 from __future__ import annotations
 

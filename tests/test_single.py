@@ -17,7 +17,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel._derivatives import JaxOracle
-from fedbilevel.algorithms import FedAvg, FedBiOAcc, FedF2SA, FedMSA, FedSOBA, ShroFBO, SimFBO
+from fedbilevel.algorithms import FedAvg, FedBiO, FedBiOAcc, FedF2SA, FedMSA, FedSOBA, ShroFBO, SimFBO
 from fedbilevel.data import DataSettings
 from fedbilevel.engines._work import pad
 from fedbilevel.oracle import Directions, directions
@@ -121,6 +121,13 @@ def test_the_fixed_point_of_simfbo_solves_the_linear_system_and_does_not_move_wi
     for gamma in (1.0, 0.5):
         end = trained(dataclasses.replace(method, gamma=gamma), 800)
         np.testing.assert_allclose(np.concatenate([end.x, end.y]), point(method)[: P + Q], atol=1e-4)
+
+
+def test_fedbio_is_simfbo_with_a_server_that_takes_the_mean() -> None:
+    own: dict[str, Any] = dict(alpha=0.1, beta=0.1, tau=3, participation=0.5)
+    ends = [trained(method, 3) for method in (FedBiO(**own), SimFBO(gamma=1.0, **own))]
+    np.testing.assert_array_equal(ends[0].x, ends[1].x)
+    assert floor(FedBiO(**own)) == floor(SimFBO(**own))
 
 
 def test_the_drift_of_simfbo_shrinks_with_its_local_steps() -> None:

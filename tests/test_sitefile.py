@@ -37,7 +37,8 @@ def load(folder: Path, data: str, problem: str = PROBLEM) -> LoadedSite:
 
 
 def same(one: ClientData, other: ClientData) -> bool:
-    pairs = [(a, b) for p, q in zip(one, other, strict=True) for a, b in zip(p, q, strict=True)]
+    parts = zip(one.parts.values(), other.parts.values(), strict=True)
+    pairs = [(a, b) for p, q in parts for a, b in zip(p, q, strict=True)]
     return all(a.dtype == b.dtype and a.tolist() == b.tolist() for a, b in pairs)
 
 
@@ -48,9 +49,15 @@ def test_rows_come_from_an_npz(tmp_path: Path) -> None:
     assert (made.problem.size_x, made.problem.size_y) == (2 * 3 + 3, 3 * 2 + 2)
 
 
+def test_a_site_may_have_test_rows_of_its_own(tmp_path: Path) -> None:
+    rows = ROWS._replace(test=ROWS.upper)
+    write_rows(tmp_path / "rows.npz", rows)
+    assert same(load(tmp_path, 'npz = "rows.npz"').data, rows)
+
+
 def test_rows_come_from_a_folder_of_arrays(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
-    for part, rows in ROWS._asdict().items():
+    for part, rows in ROWS.parts.items():
         np.save(tmp_path / "rows" / f"{part}.inputs.npy", rows.inputs.astype(np.float64))
         np.save(tmp_path / "rows" / f"{part}.targets.npy", rows.targets.astype(np.int64))
     assert same(load(tmp_path, 'folder = "rows"').data, ROWS), "in float32 and int32"

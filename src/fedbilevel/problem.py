@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
@@ -267,18 +267,35 @@ def lower_kind(problem: BilevelProblem) -> LowerIs:
     return kind
 
 
+class Finding(NamedTuple):
+    """What a trained x says about many things of one kind, for a person to look at.
+
+    thing   what they are, such as "client"
+    what    what each of them has, such as "weight"
+    values  the number of each
+    kinds   the kind of each if the truth is known, as it is in a simulation; otherwise empty
+    """
+
+    thing: str
+    what: str
+    values: Sequence[float]
+    kinds: Sequence[str] = ()
+
+
 class Task(NamedTuple):
     """The task of a run: a problem, the clients that hold its data, and a measure of the state.
 
     measure        measure(x, y) gives numbers by name, such as the accuracy on test rows. It is computed at the
                    server and costs the clients nothing
     measure_train  the same on training rows, for `evaluate.train`; None where the server has no such rows
+    finding        finding(x, y) says what x means for clients, rows or other things; None if there are none
     """
 
     problem: BilevelProblem
     clients: Clients
     measure: Measure = lambda x, y: {}
     measure_train: Measure | None = None
+    finding: Callable[[Array, Array], Finding] | None = None
 
 
 def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:

@@ -23,7 +23,7 @@ from ..engines import ENGINES, Engine
 from ..errors import SettingsError
 from ..feasible import regions_of
 from ..federation import Federation
-from ..problem import BilevelProblem
+from ..problem import BilevelProblem, lower_kind
 from ..settings import choose, from_mapping
 from ..spec import FederationSettings
 from ..stepsizes import Automatic, Moves, Terms, automatic_settings, marks_of, with_values
@@ -209,6 +209,11 @@ def diagnose(
         rules = replace(rules, engine=choose(ENGINES, engine, "federation.engine"))
     if draws < 1:
         raise SettingsError(f"draws = {draws} is wrong: use at least 1")
+    if lower_kind(problem) == "local":
+        raise SettingsError(
+            "lower_is = 'local' is set, and a diagnosis is of a lower level that clients share; compare with "
+            "solve = 'anew' of local-lower and more steps instead"
+        )
     with ExitStack() as stack:
         if engine is None or isinstance(engine, str | Mapping):
             engine = stack.enter_context(closing(rules.build(problem, clients)))

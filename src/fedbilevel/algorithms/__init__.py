@@ -22,7 +22,7 @@ from .locallower import LocalLower
 from .madsbo import MADSBO
 from .naive_itd import NaiveITD
 from .personal import OwnLower
-from .simfbo import ShroFBO, SimFBO
+from .simfbo import FedBiO, ShroFBO, SimFBO
 
 
 class Algorithm(Protocol):
@@ -110,6 +110,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "ma-dsbo": MADSBO,
         "fedsoba": FedSOBA,
         "simfbo": SimFBO,
+        "fedbio": FedBiO,
         "shrofbo": ShroFBO,
         "fedmsa": FedMSA,
         "fedbioacc": FedBiOAcc,
@@ -128,6 +129,7 @@ __all__ = [
     "Algorithm",
     "Checked",
     "FedAvg",
+    "FedBiO",
     "FedBiOAcc",
     "FedBiOAccLocal",
     "FedF2SA",

@@ -34,7 +34,7 @@ begins with β, so β is still at most 1/L_g. It is meant for full batches and f
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -115,6 +115,8 @@ def system(c: Oracle, p: Array | None, source: bool, xi: Draw, u: Draw) -> Syste
 @settings
 class AggITD(LowerWork, ImplicitHypergradient):
     """FBO-AggITD: federated bilevel optimisation with aggregated iterative differentiation."""
+
+    carries: ClassVar[bool] = True
 
     N: Annotated[
         Count,

@@ -28,6 +28,7 @@ from ..stepsizes import Automatic, Momentum, Moves, StepSize, automatic
 from ..trials import Rows, Tried
 from .optimiser import Memory, advance, chosen, first_memory
 from .secants import length_for, no_pairs
+from .skipping import check_skipping, skip_loop
 
 BatchSize = Annotated[Count | Literal["full"], Rows()]
 Steps = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -130,11 +131,13 @@ class LocalWork(Scheduled):
 
     projects    whether x and y stay in the feasible sets of the problem
     restricts   whether the hypergradient takes the set of y into account
+    carries     whether Hessian products travel with the lower rounds, unless conjugate gradients are used
     """
 
     needs_server: ClassVar[bool] = True
     projects: ClassVar[bool] = True
     restricts: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
 
     participation: Annotated[Participation, CLIENTS_ASKED] = 0.1
     share_steps: Annotated[
@@ -143,7 +146,9 @@ class LocalWork(Scheduled):
 
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
-        cohort_size(self.participation, clients)
+        asked = cohort_size(self.participation, clients)
+        if getattr(self, "lower_solver", None) == "skip":
+            check_skipping(self, everyone=asked == clients)
         for name in ("lower_steps", "upper_steps", "tau"):
             check_counts(name, getattr(self, name, None), clients)
 
@@ -185,8 +190,16 @@ class LowerWork(LocalWork):
 
     beta: Annotated[Positive, Moves.LOWER, automatic, about("lower step size β")] = 0.003
     lower_solver: Annotated[
-        Literal["svrg", "sgd"], about("lower local steps with or without the SVRG correction q")
+        Literal["svrg", "sgd", "skip"],
+        about(
+            "lower local steps: svrg with the correction q, which is a round; sgd without; skip with a correction "
+            "that clients keep, and rounds at random times"
+        ),
     ] = "svrg"
+    chance: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        about("skip: the probability of a round after a local step; default: one over lower_steps"),
+    ] = None
     lower_epochs: Annotated[
         Count, about("lower local work, in passes over the client's rows; not used if lower_steps is set")
     ] = 5
@@ -220,7 +233,16 @@ class LowerWork(LocalWork):
         return dict(beta=self.beta, shared=self.share_steps, zeta=work)
 
     def lower_loop(self, fed: Federation, s: S, N: int) -> S:
-        """N times One-Round-Lower from s."""
+        """N times One-Round-Lower from s. With "skip" it is as many local steps, and rounds at random times."""
+        if self.lower_solver == "skip":
+            if regions(fed).y.project is not None:
+                raise SettingsError(
+                    "algorithm.lower_solver = 'skip' is wrong with feasible_y: it knows no such set; use 'svrg'"
+                )
+            assert isinstance(self.lower_steps, int)  # as `check` asks for
+            steps, chance = self.lower_steps, 1 / self.lower_steps if self.chance is None else self.chance
+            y = skip_loop(fed, s.y, N * steps, chance, self.beta, rows_of(self.batch_zeta_local))
+            return s._replace(y=y)
         for _ in range(N):
             s = self.arrived(s, self.descend(fed, s.y, before(s)))
         return s

@@ -88,13 +88,9 @@ def resilient_directions(
 
 @settings
 class LocalDirections(SingleLoop):
-    """Local steps on x, y and v together, and the server's own rate."""
+    """Local steps on x, y and v together."""
 
     tau: Annotated[Steps, Tried(5, 20), about("local steps τ: one number, or a list with one for each client")] = 1
-    gamma: Annotated[
-        Positive,
-        about("the server's rate, as a multiple of the local step sizes; 1: the mean of the clients' s_i"),
-    ] = 1.0
 
     def check(self, clients: int) -> None:
         """Raise `SettingsError` if a setting does not fit the number of registered clients."""
@@ -104,11 +100,6 @@ class LocalDirections(SingleLoop):
     def init(self, problem: BilevelProblem, clients: int = 1) -> SingleState:
         """The initial parameters of the problem; v and the momenta begin at zero."""
         return self.start(problem)
-
-    @property
-    def server_rates(self) -> Rates:
-        """γ (α, β, ρ)"""
-        return Rates(*(self.gamma * rate for rate in self.rates))
 
     @property
     def work(self) -> dict[str, object]:
@@ -124,7 +115,33 @@ class LocalDirections(SingleLoop):
 
 
 @settings
-class SimFBO(LocalDirections):
+class ServerRate(LocalDirections):
+    """The server's own rate."""
+
+    gamma: Annotated[
+        Positive,
+        about("the server's rate, as a multiple of the local step sizes; 1: the mean of the clients' s_i"),
+    ] = 1.0
+
+    @property
+    def server_rates(self) -> Rates:
+        """γ (α, β, ρ)"""
+        return Rates(*(self.gamma * rate for rate in self.rates))
+
+
+@settings
+class FedBiO(LocalDirections):
+    """FedBiO: the server takes the mean of the clients' s_i, which is SimFBO with γ = 1."""
+
+    def step(self, fed: Federation, s: SingleState) -> SingleState:
+        """One outer iteration: one round."""
+        fed = fed.cohort(self.participation)
+        fed.hold(x=s.x, y=s.y)
+        return self.move(fed, s, fed.round(local_directions, v=s.v, **self.work), self.rates)
+
+
+@settings
+class SimFBO(ServerRate):
     """SimFBO: clients send the sums of their directions."""
 
     def step(self, fed: Federation, s: SingleState) -> SingleState:
@@ -135,7 +152,7 @@ class SimFBO(LocalDirections):
 
 
 @settings
-class ShroFBO(LocalDirections):
+class ShroFBO(ServerRate):
     """ShroFBO: clients send the means of their directions, so that unequal τ_i do not weigh them."""
 
     def step(self, fed: Federation, s: SingleState) -> SingleState:

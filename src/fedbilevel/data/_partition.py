@@ -1,15 +1,16 @@
 """Splitting a table of labelled rows across clients, and each client's rows into its two parts.
 
 A kind of partition is one function and one line of `KINDS`. Most deal out the table: every row goes to exactly
-one part of exactly one client. The others draw the rows of one client when it is asked for, so that a million
-clients cost no more than the ones that are used. Whatever the kind, no part is empty.
+one part of exactly one client (`classes` leaves rows over, so that all clients have equally many). The others draw
+the rows of one client when it is asked for, so that a million clients cost no more than the ones that are used.
+Whatever the kind, no part is empty.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -22,6 +23,7 @@ from ._clients import ClientData, ClientSize, LazyClients, Part
 from ._dataset import Dataset
 
 Rows = npt.NDArray[np.intp]
+Labels = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,7 @@ class Options(NamedTuple):
     alpha: float
     shards_per_client: int
     rows_per_client: int
+    classes_per_client: int = 2
 
 
 Deal = Callable[[npt.NDArray[np.integer], int, np.random.Generator, Options], list[Rows]]
@@ -89,6 +92,64 @@ def shards(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generato
     pieces = np.array_split(np.argsort(targets, kind="stable"), clients * o.shards_per_client)
     dealt = g.permutation(len(pieces)).reshape(clients, o.shards_per_client)
     return [np.concatenate([pieces[i] for i in own]) for own in dealt]
+
+
+def by_classes(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generator, o: Options) -> list[Rows]:
+    """Every client gets `classes_per_client` classes, and equally many rows of each; some rows may be left over.
+
+    Clients get classes in turn, from one random order of the classes after another, so that every class has about
+    as many clients. A class that the client has already is left to the next client.
+    """
+    labels, k = np.unique(targets), o.classes_per_client
+    if k > len(labels):
+        raise SettingsError(f"classes_per_client={k} is too large: the data have {len(labels)} classes")
+    waiting: list[int] = []
+    own: list[list[int]] = []
+    for _ in range(clients):
+        mine: list[int] = []
+        while len(mine) < k:
+            waiting += [] if set(waiting) - set(mine) else g.permutation(labels).tolist()
+            mine.append(next(label for label in waiting if label not in mine))
+            waiting.remove(mine[-1])
+        own.append(mine)
+    rows = {label: g.permutation(np.flatnonzero(targets == label)) for label in labels.tolist()}
+    holders = {label: sum(label in mine for mine in own) for label in rows}
+    each = min(len(rows[label]) // count for label, count in holders.items() if count)
+    if each * k < 2:
+        raise SettingsError(f"clients={clients} is too large: a client would have {each} rows a class; use fewer")
+    given = dict.fromkeys(rows, 0)
+    dealt = []
+    for mine in own:
+        dealt.append(np.concatenate([rows[label][given[label] : given[label] + each] for label in mine]))
+        given |= {label: given[label] + each for label in mine}
+    return dealt
+
+
+def own_tests(targets: Labels, own: Sequence[Labels], seed: int) -> list[Rows]:
+    """Test rows for every client, dealt so that its labels are in the shares of its training rows.
+
+    targets   the labels of all test rows
+    own       the labels of the training rows of every client
+
+    Every test row goes to at most one client, unless a client would have none: it then shares one of its labels.
+    """
+    g = generator(seed, "partition", "test")
+    dealt: list[list[Rows]] = [[] for _ in own]
+    for label in np.unique(targets).tolist():
+        counts = np.asarray([np.count_nonzero(labels == label) for labels in own])
+        if counts.sum():
+            rows = g.permutation(np.flatnonzero(targets == label))
+            cuts = (np.cumsum(counts)[:-1] * len(rows) // counts.sum()).astype(np.intp)
+            for pieces, piece in zip(dealt, np.split(rows, cuts), strict=True):
+                pieces.append(piece)
+    parts = [np.concatenate(pieces) if pieces else np.zeros(0, np.intp) for pieces in dealt]
+    for client, labels in enumerate(own):
+        if len(parts[client]) == 0:
+            shared = np.flatnonzero(np.isin(targets, labels))
+            if len(shared) == 0:
+                raise SettingsError(f"client {client} has no test rows: no test row has one of its labels")
+            parts[client] = g.choice(shared, 1)
+    return parts
 
 
 def dirichlet(targets: npt.NDArray[np.integer], clients: int, g: np.random.Generator, o: Options) -> list[Rows]:
@@ -139,6 +200,7 @@ class Kind(NamedTuple):
 KINDS = {
     "iid": Kind(0.5, deal=iid),
     "shards": Kind(0.8, deal=shards),
+    "classes": Kind(0.8, deal=by_classes),
     "dirichlet": Kind(0.8, deal=dirichlet),
     "drawn": Kind(0.8, draw=drawn),
 }
@@ -153,6 +215,7 @@ def partition(
     alpha: float = 0.5,
     shards_per_client: int = 2,
     rows_per_client: int = 100,
+    classes_per_client: int = 2,
     train_share: float | None = None,
 ) -> Partition | Drawn:
     """Split the rows of `targets` across `clients`; `train_share` of a client's rows is its lower part."""
@@ -166,7 +229,7 @@ def partition(
     share = KINDS[kind].train_share if train_share is None else train_share
     if not 0 < share < 1:
         raise SettingsError(f"train_share={share} is not between 0 and 1; remove it, or use e.g. 0.8")
-    options = Options(alpha, shards_per_client, rows_per_client)
+    options = Options(alpha, shards_per_client, rows_per_client, classes_per_client)
     _, deal, draw = KINDS[kind]
     if draw is not None:
         return _drawn(draw, kind, labels, clients, seed, share, options)
@@ -243,10 +306,13 @@ class PartitionedClients:
     """Clients that hold the training rows of a data set, as a partition deals them.
 
     A client's rows are taken from the table when it is first asked, and kept, so that a start is not delayed.
+
+    test   the numbers of the test rows of every client, if clients have test rows of their own
     """
 
-    def __init__(self, dataset: Dataset, partition: Partition) -> None:
-        self._dataset, self._partition = dataset, partition
+    def __init__(self, dataset: Dataset, partition: Partition, test: Sequence[Rows] | None = None) -> None:
+        self._dataset, self._partition, self._test = dataset, partition, test
+        self.test_rows = 0 if test is None else max(len(rows) for rows in test)
         self._loaded: dict[int, ClientData] = {}
         pairs = zip(partition.lower, partition.upper, strict=True)
         self._sizes = np.asarray([(len(lower), len(upper)) for lower, upper in pairs])
@@ -262,7 +328,11 @@ class PartitionedClients:
     def load(self, client: int) -> ClientData:
         if client not in self._loaded:
             lower, upper = self._partition.lower[client], self._partition.upper[client]
-            self._loaded[client] = taken(self._dataset, lower, upper)
+            data = taken(self._dataset, lower, upper)
+            if self._test is not None:
+                rows, d = self._test[client], self._dataset
+                data = data._replace(test=Part(d.test_inputs[rows], d.test_targets[rows]))
+            self._loaded[client] = data
         return self._loaded[client]
 
 

@@ -15,7 +15,7 @@ from ._catalogue import DATASETS, Entry, find
 from ._clients import Clients
 from ._dataset import Dataset, normalised_by_half
 from ._loading import load, load_function
-from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
+from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, own_tests, partition
 
 GENERATED = "generated"
 
@@ -36,10 +36,15 @@ class DataSettings:
     )
     clients: Annotated[Count, about("registered clients")] = 100
     partition: Annotated[
-        str, about("iid, shards (by label, as in the paper), dirichlet; or drawn, for any number of clients")
+        str,
+        about(
+            "iid, shards (by label, as in the paper), classes (a few for each client), dirichlet; or drawn, for "
+            "any number of clients"
+        ),
     ] = "shards"
     alpha: Annotated[Positive, about("dirichlet, drawn: a smaller alpha makes clients less alike")] = 0.5
     shards_per_client: Annotated[Count, about("shards: how many shards a client gets")] = 2
+    classes_per_client: Annotated[Count, about("classes: how many classes a client has")] = 2
     rows_per_client: Annotated[int, Field(ge=2), about("drawn: how many rows a client draws from the table")] = 100
     train_share: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
@@ -93,6 +98,7 @@ class DataSettings:
             alpha=self.alpha,
             shards_per_client=self.shards_per_client,
             rows_per_client=self.rows_per_client,
+            classes_per_client=self.classes_per_client,
             train_share=self.train_share,
         )
         if self.parts == "same":
@@ -103,12 +109,20 @@ class DataSettings:
             parts = parts.joined()
         return self.dataset, parts
 
-    def load(self, seed: int) -> tuple[Dataset, Clients]:
-        """The data set and its clients."""
+    def load(self, seed: int, own_test: bool = False) -> tuple[Dataset, Clients]:
+        """The data set and its clients. With `own_test` every client has test rows with labels like its own."""
         dataset, parts = self.split(seed)
         if isinstance(parts, Drawn):
+            if own_test:
+                raise SettingsError(
+                    "data.partition = 'drawn' is wrong: its clients have no test rows of their own; use classes, "
+                    "shards, dirichlet or iid"
+                )
             return dataset, drawn_clients(dataset, parts)
-        return dataset, PartitionedClients(dataset, parts)
+        if not own_test:
+            return dataset, PartitionedClients(dataset, parts)
+        labels = [dataset.train_targets[parts.rows(client)] for client in range(parts.clients)]
+        return dataset, PartitionedClients(dataset, parts, own_tests(dataset.test_targets, labels, seed))
 
     def check(self) -> None:
         """Raise if a name is not known, or if the name and the function do not go together."""

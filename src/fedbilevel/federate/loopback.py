@@ -26,7 +26,7 @@ import tomli_w
 
 from ..errors import FedBilevelError, SettingsError
 from ..layers import SitePrivacy
-from ..problems import Custom, HyperRepresentation
+from ..problems import Custom, HyperRepresentation, PersonalHeads
 from ..settings import to_mapping
 from ..spec import Spec
 from .sitefile import write_rows
@@ -53,7 +53,7 @@ def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Pat
     """
     task = spec.task()
     problem: dict[str, Any] = {"name": spec.to_mapping()["problem"]["name"], **to_mapping(spec.problem)}
-    if isinstance(spec.problem, HyperRepresentation):
+    if isinstance(spec.problem, HyperRepresentation | PersonalHeads):
         dataset = spec.data.dataset
         problem |= {"shape": list(dataset.shape), "classes": dataset.classes}
     elif isinstance(spec.problem, Custom):

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import Field
 
 from .. import rng
-from ..data import ClientData, Clients, ClientSize, Part
+from ..data import ClientData, Clients, ClientSize, Part, test_rows
 from ..engines import Call, Engine, Replies
 from ..errors import SettingsError
 from ..rng import Kind
@@ -146,7 +146,7 @@ class FlippedLabels:
     """Clients of which the attackers have the label C-1-l wherever the data have l."""
 
     def __init__(self, clients: Clients, attackers: frozenset[int], classes: int) -> None:
-        self.count, self.capacity = clients.count, clients.capacity
+        self.count, self.capacity, self.test_rows = clients.count, clients.capacity, test_rows(clients)
         self.attackers, self._clients, self._classes = attackers, clients, classes
 
     def size(self, client: int) -> ClientSize:

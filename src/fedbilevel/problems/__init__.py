@@ -10,6 +10,7 @@ from ..problem import BilevelProblem, Task
 from .cleaning import Cleaning
 from .custom import Custom
 from .penalties import Penalties, PenaltiesTask
+from .personal_heads import PersonalHeads
 from .quadratic import Quadratic, QuadraticTask
 from .representation import HyperRepresentation, representation_problem
 from .weights import ClientWeights
@@ -40,6 +41,7 @@ PROBLEMS: Names[type[Any]] = Names(
         "client-weights": ClientWeights,
         "cleaning": Cleaning,
         "penalties": Penalties,
+        "personal-heads": PersonalHeads,
         "quadratic": Quadratic,
         "python": Custom,
     },
@@ -55,6 +57,7 @@ __all__ = [
     "HyperRepresentation",
     "Penalties",
     "PenaltiesTask",
+    "PersonalHeads",
     "ProblemSettings",
     "Quadratic",
     "QuadraticTask",

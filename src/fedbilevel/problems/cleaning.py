@@ -27,7 +27,7 @@ from .. import rng
 from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients
 from ..own import PerRow
-from ..problem import Problem, Task, task_with_test
+from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
 from ._checked import CheckedRows, Dealt, Rows, area_under_curve, part
 
@@ -69,7 +69,11 @@ class Cleaning(CheckedRows):
             found["auc"] = area_under_curve(np.asarray(x), right)
             return {**made.measure(x, y), **{k: v for k, v in found.items() if not np.isnan(v)}}
 
-        return made._replace(measure=measure)
+        def finding(x: Array, y: Array) -> Finding:
+            kinds = np.where(right, "right label", "wrong label").tolist()
+            return Finding("row", "weight", np.asarray(jax.nn.sigmoid(x)).tolist(), kinds)
+
+        return made._replace(measure=measure, finding=finding)
 
     def _problem(self, dealt: Dealt, right: npt.NDArray[np.bool_], seed: int) -> Problem:
         learner = self.learner(dealt.test.inputs.shape[1], dealt.shape, dealt.classes, seed)

@@ -26,11 +26,12 @@ from pydantic import Field
 from .. import rng
 from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients
-from ..problem import Problem, Task, task_with_test
+from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
 from ._checked import CheckedRows, Dealt, Rows, area_under_curve, chosen_share, part
 
 Fault = Literal["random-labels", "permuted-labels", "inverted", "nothing"]
+GOOD = "nothing is wrong"
 CERTAIN = 12.0  # an x_i whose weight is one or zero up to 1e-5
 
 
@@ -71,7 +72,11 @@ class ClientWeights(CheckedRows):
                 found[name] = float(those.mean()) if those.size else float("nan")
             return {**made.measure(x, y), **{k: v for k, v in found.items() if not np.isnan(v)}}
 
-        return made._replace(measure=measure)
+        def finding(x: Array, y: Array) -> Finding:
+            kinds = [GOOD if each else self.fault.replace("-", " ") for each in ~bad]
+            return Finding("client", "weight", np.asarray(self.weight(x)).tolist(), kinds)
+
+        return made._replace(measure=measure, finding=finding)
 
     def weight(self, x: Array) -> Array:
         """The weights of all clients."""

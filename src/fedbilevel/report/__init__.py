@@ -4,6 +4,7 @@ from ._board import Board, BoardEntry, BoardTable, Reached, board_page, write_bo
 from ._compare import Compared, write_comparison
 from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
+from ._finding import draw_finding, ranked
 from ._html import Section, write_report
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
@@ -26,6 +27,7 @@ __all__ = [
     "Section",
     "board_page",
     "draw_curve",
+    "draw_finding",
     "draw_iterations",
     "draw_panels",
     "draw_points",
@@ -33,6 +35,7 @@ __all__ = [
     "markdown_table",
     "metrics_table",
     "outcome_table",
+    "ranked",
     "settings_table",
     "study_table",
     "text_curve",

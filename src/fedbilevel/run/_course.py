@@ -22,9 +22,9 @@ from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
 from ..own import KEPT, OwnVariables, own_part
 from ..privacy import Accountant, Books, Privacy, Secret
-from ..problem import Task
+from ..problem import Finding, Task
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state, summarise
-from ..report import draw_curve
+from ..report import draw_curve, draw_finding, ranked
 from ..rng import Root
 from ..runtime import peak_memory
 from ..schedules import scheduled
@@ -382,12 +382,22 @@ class Course:
         summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
         if self.folder is not None and self._writes:
             self.folder.write_json("summary.json", summary)
+            found = self.finding()
+            if found is not None:
+                self.folder.write("finding.csv", ranked(found).encode())
             if self.setup.draws:
                 picture = self.folder.file("curve.png")
                 draw_curve(self.records, picture, self.setup.title, self.setup.evaluate.metric)
+                if found is not None:
+                    draw_finding(found, self.folder.file("finding.png"), self.setup.title)
         self._logs.finish(summary)
         self.summary = summary
         return summary
+
+    def finding(self) -> Finding | None:
+        """What x says about clients, rows or other things, if the task has a word for it and x is finite."""
+        find, x = self.setup.task.finding, self.state.x
+        return None if find is None or not np.isfinite(x).all() else find(x, self.state.y)
 
     def own(self) -> Mapping[int, Any] | None:
         """The own variables of every client, which last beyond the engine; None if they are not here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .. import processes
 from .._divergence import advice
@@ -25,7 +26,7 @@ from ..loggers import Logger, Logs, make_logger
 from ..names import address_of
 from ..own import own_part
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
-from ..problem import BilevelProblem, Measure, Problem, Task, lower_kind, task_with_test
+from ..problem import BilevelProblem, Finding, Measure, Problem, Task, lower_kind, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import (
@@ -62,6 +63,7 @@ def train(
     test: Part | None = None,
     measure: Measure | None = None,
     measure_train: Measure | None = None,
+    finding: Callable[[Array, Array], Finding] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -87,6 +89,8 @@ def train(
     test            rows at the server, on which the problem's metrics are measured
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
     measure_train   the same on training rows; it is used if `evaluate` has `train = True`
+    finding         finding(x, y) says what x means for many things, such as clients; the folder gets it as a
+                    ranked table (finding.csv) and a picture (finding.png)
     out             a run folder. With it, the run can be resumed bit for bit, and leaves its history, its summary
                     and a curve
     observers       called after every outer iteration; an observer that returns True ends the run
@@ -106,7 +110,7 @@ def train(
     reads and writes the folder, and all of them return the same result.
     """
     rules = section(FederationSettings, federation, "federation")
-    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train)
+    task = measured(problem, clients, test, measure)._replace(measure_train=measure_train, finding=finding)
     evaluation, budget = section(EvaluateSettings, evaluate, "evaluate"), section(StopSettings, stop, "stop")
     private, liars = section(Privacy, privacy, "privacy"), section(AttackSettings, attack, "attack")
     faults = None if chaos is None else section(ChaosSettings, chaos, "chaos")
@@ -220,6 +224,7 @@ def run(
         chaos=chaos,
         measure=made.measure,
         measure_train=made.measure_train,
+        finding=made.finding,
         seed=spec.seed,
         out=out,
         resume=resume,

@@ -52,6 +52,8 @@ def check_parts(
             f"federation.weighting = 'samples' is wrong with federation.aggregator = {rule!r}: a client says "
             "itself how many samples it has, so one that lies outweighs the others; use 'uniform', or the mean"
         )
+    if getattr(algorithm, "lower_solver", None) == "skip":
+        _check_skipping(federation, privacy)
     if not algorithm.needs_server:
         _check_without_server(federation, attack, privacy)
     for name in automatic_settings(algorithm) if privacy.mode is not None else ():
@@ -194,6 +196,17 @@ def _check_quorum(algorithm: Algorithm, clients: int, federation: FederationSett
         raise SettingsError(
             f"federation.min_replies = {given} is wrong: {why}; use at least {least}, or leave it out"
         )
+
+
+def _check_skipping(federation: FederationSettings, privacy: Privacy) -> None:
+    """Raise if the mean of a round is not the mean of the replies, which the corrections of clients rely on."""
+    rule = federation.rule and named(AGGREGATORS, federation.rule)["name"]
+    for field, value in {"federation.aggregator": rule, "privacy.mode": privacy.mode}.items():
+        if value is not None:
+            raise SettingsError(
+                f"algorithm.lower_solver = 'skip' is wrong with {field} = {value!r}: the corrections that clients "
+                "keep sum to zero only for the plain mean; use 'svrg'"
+            )
 
 
 def _check_without_server(federation: FederationSettings, attack: AttackSettings, privacy: Privacy) -> None:

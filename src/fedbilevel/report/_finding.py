@@ -1,0 +1,62 @@
+"""What a run has found out about clients, rows or other things: a ranked table, and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from ..problem import Finding
+from . import canvas
+from ._figures import FAINT, INK, MARK
+
+COLOURS = (INK, MARK, "#4d8a57", "#8a6d1f", "#6b4d8a")
+FEW, MANY = 40, 300  # things that are drawn as bars with their numbers, and as points; more are counted
+
+
+def ranked(found: Finding) -> str:
+    """The things with their values as CSV, the largest first."""
+    stream = io.StringIO()
+    rows = csv.writer(stream, lineterminator="\n")
+    rows.writerow(["rank", found.thing, found.what, *(["kind"] if found.kinds else [])])
+    for place, i in enumerate(_order(found), 1):
+        rows.writerow([place, i, f"{found.values[i]:.6g}", *([found.kinds[i]] if found.kinds else [])])
+    return stream.getvalue()
+
+
+def draw_finding(found: Finding, path: Path, title: str) -> None:
+    """Draw the values in a colour for each kind: the largest first, or counted if there are many."""
+    figure = canvas.figure(7, 3.6, w_pad=0.12, h_pad=0.08)
+    axes = figure.add_subplot()
+    order = _order(found)
+    values = np.asarray(found.values, float)[order]
+    kinds = np.asarray(found.kinds or [""] * len(values))[order]
+    names = list(dict.fromkeys(kinds.tolist()))
+    colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+    if len(values) > MANY:
+        apart = [values[kinds == name] for name in names]
+        axes.hist(apart, bins=20, color=colours, label=names)
+        axes.set(xlabel=found.what, ylabel=f"{found.thing}s")
+    else:
+        for colour, name in zip(colours, names, strict=True):
+            at = np.flatnonzero(kinds == name)
+            if len(values) <= FEW:
+                axes.bar(at, values[at], color=colour, label=name)
+            else:
+                axes.scatter(at, values[at], s=9, color=colour, label=name, linewidth=0)
+        axes.axhline(0, color=FAINT, linewidth=1, zorder=0)
+        axes.set(ylabel=found.what, xlabel=f"{found.thing}s, from the largest {found.what} to the smallest")
+        if len(values) <= FEW:
+            axes.set_xticks(range(len(values)), [str(i) for i in order], fontsize=7)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    if found.kinds:
+        axes.legend(frameon=False, title="what is true of them", title_fontsize=8, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def _order(found: Finding) -> list[int]:
+    """The places of the things, the largest value first; among equals, the first one first."""
+    return [int(i) for i in np.argsort(-np.asarray(found.values, float), kind="stable")]
