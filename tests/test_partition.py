@@ -178,9 +178,7 @@ def test_wrong_settings(change: dict[str, Any], says: str) -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(
-        UnknownName, match="partition .idd. is unknown; use one of: classes, dirichlet, drawn"
-    ):
+    with pytest.raises(UnknownName, match="partition .idd. is unknown; use one of: classes, dirichlet, drawn"):
         partition("idd", np.arange(10), 2, seed=0)
 
 

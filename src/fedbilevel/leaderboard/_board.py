@@ -102,7 +102,7 @@ class _Bench:
             made, refused = self._specs(method, tried)
             done = dict(zip(made, self._do([*made.values()]), strict=True))
         except FedBilevelError as error:
-            return _Entered(method, refused=str(error).splitlines()[0])
+            return _Entered(method, refused=_first_part(error))
         values = [self._value(done[number]) if number in done else None for number in range(len(tried))]
         sound = [number for number, value in enumerate(values) if value is not None]
         entered = _Entered(method, tried=tried, values=values, outside=refused)
@@ -375,6 +375,12 @@ def _row(problem: BoardProblem, each: _Entered) -> dict[str, Any]:
     row |= {"grid within 2x": f"{each.within:.0%}" if each.values else None, "diverged": each.diverged}
     row |= {"settings": ", ".join(f"{k} {v}" for k, v in entry.settings.items()), "note": entry.note}
     return row
+
+
+def _first_part(error: FedBilevelError) -> str:
+    """What is wrong, without the remedy; the method is what the table is about, so it is not named again."""
+    text = str(error).splitlines()[0].partition("; ")[0]
+    return text.partition(" is wrong: ")[2] if text.startswith("algorithm.name") else text
 
 
 def _plain(value: float) -> float:
