@@ -327,7 +327,7 @@ def _table(problem: BoardProblem, found: Sequence[_Entered], seeds: int) -> Boar
         targets=problem.targets,
         entries=[_entry(problem, each) for each in found],
         note=f"{problem.rounds} rounds; settings chosen by {problem.select.replace('_', ' ')} at the end, seed 0; "
-        f"curves and targets from {seeds} other seeds",
+        f"curves and targets from {_counted(seeds, 'other seed')}",
     )
 
 
@@ -383,6 +383,10 @@ def _first_part(error: FedBilevelError) -> str:
     return text.partition(" is wrong: ")[2] if text.startswith("algorithm.name") else text
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _plain(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -405,7 +409,7 @@ def _write(
     remark: str,
 ) -> None:
     rule = (
-        f"{points} points of a grid for every method, {seeds} seeds of the chosen point; the same start, cohorts "
+        f"{points} points of a grid for every method, {_counted(seeds, 'seed')} of the chosen point; the same start, cohorts "
         f"by iteration, rows a round and budget. Revision {environment()['revision']}."
     )
     text = f"{remark} {rule}".strip()
