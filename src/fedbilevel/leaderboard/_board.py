@@ -409,8 +409,8 @@ def _write(
     remark: str,
 ) -> None:
     rule = (
-        f"{points} points of a grid for every method, {_counted(seeds, 'seed')} of the chosen point; the same start, "
-        f"cohorts by iteration, rows a round and budget. Revision {environment()['revision']}."
+        f"{points} points of a grid for every method, {_counted(seeds, 'seed')} of the chosen point; the same "
+        f"start, cohorts by iteration, rows a round and budget. Revision {environment()['revision']}."
     )
     text = f"{remark} {rule}".strip()
     specs = out / "specs"
