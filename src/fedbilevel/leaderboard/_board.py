@@ -102,7 +102,7 @@ class _Bench:
             made, refused = self._specs(method, tried)
             done = dict(zip(made, self._do([*made.values()]), strict=True))
         except FedBilevelError as error:
-            return _Entered(method, refused=str(error).splitlines()[0])
+            return _Entered(method, refused=_first_part(error))
         values = [self._value(done[number]) if number in done else None for number in range(len(tried))]
         sound = [number for number, value in enumerate(values) if value is not None]
         entered = _Entered(method, tried=tried, values=values, outside=refused)
@@ -327,7 +327,7 @@ def _table(problem: BoardProblem, found: Sequence[_Entered], seeds: int) -> Boar
         targets=problem.targets,
         entries=[_entry(problem, each) for each in found],
         note=f"{problem.rounds} rounds; settings chosen by {problem.select.replace('_', ' ')} at the end, seed 0; "
-        f"curves and targets from {seeds} other seeds",
+        f"curves and targets from {_counted(seeds, 'other seed')}",
     )
 
 
@@ -377,6 +377,16 @@ def _row(problem: BoardProblem, each: _Entered) -> dict[str, Any]:
     return row
 
 
+def _first_part(error: FedBilevelError) -> str:
+    """What is wrong, without the remedy; the method is what the table is about, so it is not named again."""
+    text = str(error).splitlines()[0].partition("; ")[0]
+    return text.partition(" is wrong: ")[2] if text.startswith("algorithm.name") else text
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _plain(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -399,8 +409,8 @@ def _write(
     remark: str,
 ) -> None:
     rule = (
-        f"{points} points of a grid for every method, {seeds} seeds of the chosen point; the same start, cohorts "
-        f"by iteration, rows a round and budget. Revision {environment()['revision']}."
+        f"{points} points of a grid for every method, {_counted(seeds, 'seed')} of the chosen point; the same "
+        f"start, cohorts by iteration, rows a round and budget. Revision {environment()['revision']}."
     )
     text = f"{remark} {rule}".strip()
     specs = out / "specs"

@@ -94,6 +94,10 @@ class Noting:
         return self.shapes.y
 
     @property
+    def y_start(self) -> Array:
+        return self.shapes.y_start
+
+    @property
     def w(self) -> Array:
         return self.shapes.w
 
