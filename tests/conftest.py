@@ -3,6 +3,7 @@
 # ruff: noqa: E402  (the environment is set before JAX is imported)
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -38,9 +39,11 @@ from fedbilevel.data import DataSettings
 from fedbilevel.problem import Task
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask
 from loopback import can_unshare
+from sharing import share
 
 settings.register_profile("same every time", derandomize=True, deadline=None)
 settings.load_profile("same every time")
+share()
 
 # These files take longest and come first, so that two workers end together.
 NAMES = ["flare", "matrix", "example", "run", "ray", "doors", "studies", "distributed", "engines", "own_variables"]
@@ -50,6 +53,12 @@ LONGEST = [f"test_{name}.py" for name in NAMES]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage rarely: JAX and thousands of tests are many objects, and a tenth of the time went there."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(scope="session")
