@@ -57,7 +57,9 @@ def fixed_point(steps: tuple[int, ...], eta: float, normalised: bool = False) ->
 
 
 def trained(method: Any, iterations: int) -> Any:
-    return fb.train(task().problem, task().clients, method, stop={"iterations": iterations}, engine="fused")
+    """The end of a run in which nothing is measured on the way, so that all iterations are one program."""
+    options: dict[str, Any] = dict(stop={"iterations": iterations}, evaluate={"every": iterations}, engine="fused")
+    return fb.train(task().problem, task().clients, method, **options)
 
 
 def left(method: Any, iterations: int) -> float:
