@@ -21,6 +21,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("FEDBILEVEL_STATE", str(STATE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Ray gives its workers the lowest share of a busy machine, and a test that waits for them holds up its worker.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # Programs of tests are compiled with less optimisation, which takes XLA about a third of the processor time, since
 # most of them run only a few times. Processes that tests start inherit it, so that results of two processes can be
