@@ -47,9 +47,9 @@ settings.register_profile("same every time", derandomize=True, deadline=None)
 settings.load_profile("same every time")
 share()
 
-# These files take longest and come first, so that two workers end together.
-NAMES = ["flare", "matrix", "example", "run", "ray", "doors", "studies", "distributed", "engines", "own_variables"]
-NAMES += ["after", "upper", "scale"]
+# These files take longest and come first, so that the workers end together.
+NAMES = ["flare", "ray", "example", "matrix", "studies", "doors", "run", "many", "readme", "dropout", "single"]
+NAMES += ["storage", "engines", "blame", "scale", "distributed", "theory", "tune"]
 LONGEST = [f"test_{name}.py" for name in NAMES]
 
 
