@@ -6,13 +6,12 @@ READY := .venv/.ready
 RESOLVE = $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-config --default-index https://pypi.org/simple --custom-compile-command "make lock"
 PIP := --quiet --disable-pip-version-check
-# Three workers on two cores, because tests of federations wait for processes a quarter of the time. The tests of a file stay
-# together, as they share what they set up.
-WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+# The tests of a file stay together, as they share what they set up.
+WORKERS = -n $(1) --dist loadfile --no-loadscope-reorder
 # The tests compile their programs with less optimisation than users do (tests/conftest.py). These files run with XLA's own
 # settings, because what they compare to the last bits is promised to users: the golden trace, the engines with each other,
-# a federation and a cluster with the loop and the simulation, and the README's examples.
-USERS := $(patsubst %,tests/test_%.py,flare ray engines golden readme)
+# and a federation and a cluster with the loop and the simulation.
+USERS := $(patsubst %,tests/test_%.py,flare ray engines golden)
 OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,12 +21,15 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
+# Both parts run at the same time, as the first one waits for the processes of federations and clusters half of the time.
+# What it says is shown at the end.
 test: $(READY)  ## all tests
-	XLA_FLAGS= $(BIN)/python -m pytest $(WORKERS) $(USERS)
-	$(BIN)/python -m pytest $(WORKERS) $(OTHERS)
+	@XLA_FLAGS= $(BIN)/python -m pytest $(call WORKERS,2) $(USERS) > .venv/users.log 2>&1 & users=$$!; \
+		trap "kill $$users" INT TERM; $(BIN)/python -m pytest $(call WORKERS,2) $(OTHERS); others=$$?; \
+		wait $$users; users=$$?; cat .venv/users.log; exit $$((users + others))
 
 test-fast: $(READY)  ## the tests without those that start federations and clusters, for daily work
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest $(call WORKERS,3) -m "not slow"
 
 examples: $(READY)  ## the scripts of examples/ with checks of their numbers; figures in runs/examples
 	$(BIN)/python -m pytest examples
@@ -40,8 +42,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 coverage: $(READY)
-	XLA_FLAGS= $(BIN)/python -m pytest $(WORKERS) --cov --cov-report= $(USERS)
-	$(BIN)/python -m pytest $(WORKERS) --cov --cov-append --cov-report=term --cov-fail-under=90 $(OTHERS)
+	XLA_FLAGS= $(BIN)/python -m pytest $(call WORKERS,3) --cov --cov-report= $(USERS)
+	$(BIN)/python -m pytest $(call WORKERS,3) --cov --cov-append --cov-report=term --cov-fail-under=90 $(OTHERS)
 
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench

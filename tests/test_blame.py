@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fedbilevel.problems import QuadraticTask
 from fedbilevel.stepsizes import Moves, StepSize, step_sizes
 
 
+@functools.cache
 def ridge() -> tuple[fb.Problem, fb.Clients]:
     """The example of the README."""
     rng = np.random.default_rng(0)
@@ -31,6 +33,11 @@ def ridge() -> tuple[fb.Problem, fb.Clients]:
         upper=lambda x, y, b: b.mean((b.inputs @ y - b.targets) ** 2),
     )
     return problem, fb.clients_from([(rows(n), rows(n)) for n in (0.1, 1.0, 3.0, 5.0)])
+
+
+@functools.cache
+def small() -> QuadraticTask:
+    return fb.Quadratic(size_x=4, size_y=5).make(6, 0)
 
 
 ALL: Any = dict(participation=1.0)
@@ -98,8 +105,7 @@ def test_on_the_ridge_of_the_readme_the_setting_that_was_changed_is_blamed(name:
 @pytest.mark.parametrize("name", QUADRATIC)
 @pytest.mark.slow
 def test_on_the_quadratic_the_setting_that_was_changed_is_blamed(name: str) -> None:
-    task = fb.Quadratic(size_x=4, size_y=5).make(6, 0)
-    engine, method = fb.Simulation(task.problem, task.clients), QUADRATIC[name]
+    engine, method = fb.Simulation(small().problem, small().clients), QUADRATIC[name]
     assert blamed(engine, method) is None
     for each in step_sizes(method):
         found = [blamed(engine, too_large(method, each, k)) for k in FACTORS]

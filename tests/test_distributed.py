@@ -124,7 +124,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def alone(folders: list[Path]) -> dict[str, Any]:
     """One process with two devices, four iterations."""
-    flags = "--xla_force_host_platform_device_count=2"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
     return outcomes(start(folders[0], "4", XLA_FLAGS=flags))[0]
 
 
@@ -133,7 +133,7 @@ def together(folders: list[Path]) -> list[dict[str, Any]]:
     """Two processes with one device each: two iterations, and two more after resuming."""
     port = free_port()
     common = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
-    one = "--xla_force_host_platform_device_count=1"
+    one = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     pair = [start(folders[1 + i], "2,4", JAX_PROCESS_ID=str(i), XLA_FLAGS=one, **common) for i in range(2)]
     return outcomes(*pair)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -42,13 +43,20 @@ def after(engine: fb.Engine, method: Any = METHOD, iterations: int = 2) -> Any:
 @pytest.mark.parametrize("masks", ["derivative", "step"])
 def test_all_engines_have_the_same_masks(masks: Any) -> None:
     """A site pads its rows to another length than the simulation, so masks must not depend on the padding."""
-    made = task(dropout=0.5, dropout_masks=masks)
-    simulated = after(fb.Simulation(made.problem, made.clients))
+    two = dataclasses.replace(DATA, clients=2)  # each site compiles for its own number of rows
+    made, bare = (
+        HyperRepresentation(hidden=8, regulariser="ridge", dropout=p, dropout_masks=masks).task(two, 0)
+        for p in (0.5, 0.0)
+    )
+    assert made.clients.size(0) != made.clients.size(1)
+    method = dataclasses.replace(METHOD, N=1, lower_steps=2)
+    simulated = after(fb.Simulation(made.problem, made.clients), method)
     for engine in (fb.Loop(made.problem, made.clients), in_process_sites(made.problem, made.clients)):
-        state = after(engine)
+        state = after(engine, method)
         np.testing.assert_allclose(state.x, simulated.x, atol=2e-6)
         np.testing.assert_allclose(state.y, simulated.y, atol=2e-6)
-    assert not np.allclose(after(fb.Loop(task().problem, made.clients)).y, simulated.y, atol=1e-3)
+    without = after(fb.Simulation(bare.problem, made.clients), method)
+    assert not np.allclose(without.y, simulated.y, atol=1e-3)
 
 
 def test_masks_are_those_of_torch_in_distribution_and_keep_the_mean() -> None:
@@ -79,6 +87,7 @@ def oracle_of(made: Task) -> tuple[Any, Draw]:
 
 
 @pytest.mark.parametrize(("masks", "equal"), [("derivative", False), ("step", True)])
+@pytest.mark.slow
 def test_each_derivative_of_a_draw_has_its_own_mask_or_they_share_one(masks: Any, equal: bool) -> None:
     """The gradient and the Hessian product share a mask exactly if the gradient's derivative is the product."""
     c, rows = oracle_of(task(dropout=0.5, dropout_masks=masks))
@@ -89,6 +98,7 @@ def test_each_derivative_of_a_draw_has_its_own_mask_or_they_share_one(masks: Any
     assert np.allclose(c.g_y(c.y, rows), c.g_y(c.y, rows.apart(1)), atol=1e-6) is equal
 
 
+@pytest.mark.slow
 def test_the_stored_features_give_the_derivatives_of_live_ones_with_masks() -> None:
     c, rows = oracle_of(task(dropout=0.5))
     live = jnp.array(c.x, copy=True)
@@ -143,6 +153,7 @@ def test_a_run_with_dropout_resumes_bit_for_bit(tmp_path: Any) -> None:
     assert [{**r, "seconds": 0} for r in whole.history] == [{**r, "seconds": 0} for r in resumed.history]
 
 
+@pytest.mark.slow
 def test_released_counters_have_a_mask_for_every_product() -> None:
     """c_k = (I - λH_k) ... (I - λH_1) p_0 has another mask in every H, as each forward pass of the scripts has."""
     made = task(dropout=0.5)

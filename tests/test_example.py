@@ -165,7 +165,7 @@ def test_a_real_federation_is_the_loop_bit_for_bit_also_when_a_site_is_killed(tm
     from fedbilevel.federate.commands import federated
     from fedbilevel.federate.submit import Kit, Submission
 
-    sets = ["algorithm.participation=1.0", "stop.rounds=120", "evaluate.every=1", "federation.min_replies=3"]
+    sets = ["algorithm.participation=1.0", "stop.rounds=50", "evaluate.every=1", "federation.min_replies=3"]
     spec = federated(str(EXAMPLE), sets, 3)
     names = ["site-1", "site-2", "site-3"]
     files = simulated_sites(spec, tmp_path / "sites", names)

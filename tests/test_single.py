@@ -35,8 +35,9 @@ def task() -> QuadraticTask:
 
 
 def trained(method: Any, iterations: int) -> Any:
-    how: dict[str, Any] = dict(stop={"iterations": iterations}, evaluate={"every": iterations}, engine="fused")
-    return fb.train(task().problem, task().clients, method, **how)
+    """The end of a run in which nothing is measured on the way, so that all iterations are one program."""
+    options: dict[str, Any] = dict(stop={"iterations": iterations}, evaluate={"every": iterations}, engine="fused")
+    return fb.train(task().problem, task().clients, method, **options)
 
 
 def left(method: Any, iterations: int) -> float:
