@@ -211,9 +211,7 @@ def main(out: Path) -> None:
 
     cells = {}
     kinds = {kind for algorithm in ALGORITHMS.values() for kind in lower_kinds(algorithm)[:1]}
-    for problem, kind in itertools.product(
-        PROBLEMS, sorted(kinds)
-    ):  # one at a time: each of its actors takes a core
+    for problem, kind in itertools.product(PROBLEMS, sorted(kinds)):  # one at a time: an engine takes a core
         names = [name for name, on in PAIRS if on == problem and lower_kinds(ALGORITHMS[name])[0] == kind]
         if not names:
             continue
