@@ -113,15 +113,15 @@ class _Bench:
         chosen = [self._spec(method, tried[best], seed) for seed in range(1, seeds + 1)]
         if not isinstance(done[best].federation.engine, FusedSettings):
             chosen = [self._alone(each) for each in chosen]
-        long = self._longer(chosen[0])
+        long = [self._longer(each) for each in chosen] if self.problem.floor else []
         self._do([*long, *chosen])
         entered.spec = chosen[0]
         entered.failures = [self.runs.failure(each) for each in chosen]
         entered.runs = [self._seen(each) for each in chosen]
         if long:
-            entered.closed = self._closed(chosen[0])
-            known = [each for each in (entered.closed, self._end_of(long[0])) if each is not None]
-            entered.floor = max(known, default=None)
+            closed, ends = [self._closed(each) for each in chosen], [self._end_of(each) for each in long]
+            entered.closed = _median(closed)
+            entered.floor = _median([_larger(a, b) for a, b in zip(closed, ends, strict=True)])
         return entered
 
     def _specs(self, method: Entry, tried: Sequence[Point]) -> tuple[dict[int, Spec], int]:
@@ -162,13 +162,11 @@ class _Bench:
         """The spec on the engine that does one round at a time."""
         return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
-    def _longer(self, spec: Spec) -> list[Spec]:
-        """The spec of the long run that shows the floor, if the problem has one. It is evaluated less often."""
+    def _longer(self, spec: Spec) -> Spec:
+        """The spec of the long run that shows the floor. It is evaluated less often."""
         times, every = self.problem.floor, spec.evaluate.every
-        if not times:
-            return []
         rare = replace(spec.evaluate, every=times * every, checkpoint_every=20 * times * every)
-        return [replace(spec, evaluate=rare, stop=replace(spec.stop, rounds=times * self.problem.rounds))]
+        return replace(spec, evaluate=rare, stop=replace(spec.stop, rounds=times * self.problem.rounds))
 
     def _closed(self, spec: Spec) -> float | None:
         """The floor of a method from its closed form on a quadratic with all clients, as it is shown, if known."""
@@ -260,8 +258,8 @@ class _Entered:
     edge       the step sizes of it that are at the end of the range
     spec       the chosen point with the first of the seeds
     runs       its runs, and why any of them failed
-    closed     the floor of the chosen point by its closed form, if there is one
-    floor      the larger one of it and of the shown metric at the end of the long run, if there was one
+    closed     the floor of the chosen point by its closed form, if there is one; the median over the seeds
+    floor      the larger one of it and of the shown metric at the end of a long run, in the same way
     """
 
     method: Entry
@@ -375,6 +373,15 @@ def _row(problem: BoardProblem, each: _Entered) -> dict[str, Any]:
     row |= {"grid within 2x": f"{each.within:.0%}" if each.values else None, "diverged": each.diverged}
     row |= {"settings": ", ".join(f"{k} {v}" for k, v in entry.settings.items()), "note": entry.note}
     return row
+
+
+def _larger(a: float | None, b: float | None) -> float | None:
+    return max((each for each in (a, b) if each is not None), default=None)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if len(known) == len(values) else None
 
 
 def _first_part(error: FedBilevelError) -> str:
