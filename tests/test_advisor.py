@@ -195,6 +195,7 @@ def train(task: QuadraticTask, **settings: Any) -> fb.Result:
     return fb.train(task.problem, task.clients, fb.AggITD(**(ALL | settings)), **how)
 
 
+@pytest.mark.slow
 def test_an_automatic_run_resumes_bit_for_bit_and_measures_once(task: QuadraticTask, tmp_path: Path) -> None:
     whole = train(task, stop={"iterations": 12}, out=tmp_path / "whole")
     train(task, stop={"iterations": 5}, out=tmp_path / "parts")
@@ -311,6 +312,7 @@ def remembering(task: QuadraticTask, **settings: Any) -> fb.Result:
     return train(task, **{"estimator": "cg", "lam": 0.01, "memory": "auto"} | settings)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_memory_resumes_bit_for_bit(task: QuadraticTask, tmp_path: Path) -> None:
     whole = remembering(task, stop={"iterations": 7})
     remembering(task, stop={"iterations": 3}, out=tmp_path / "parts")

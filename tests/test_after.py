@@ -335,6 +335,7 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert "by upper loss" in (out / "compare.html").read_text(), "the best measurement that both have"
 
 
+@pytest.mark.slow
 def test_the_page_marks_runs_that_did_not_finish(command: Command, copy: Path, tmp_path: Path) -> None:
     (copy / "summary.json").unlink()
     assert command("compare", copy, "--out", tmp_path / "out").code == 0

@@ -115,6 +115,7 @@ def _many(file: Path, start: int) -> None:
     write(file, 50, start)
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_the_same_time_make_one_chain(file: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_many, args=(file, 100 * i)) for i in range(2)]

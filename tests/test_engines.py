@@ -110,6 +110,7 @@ class Recording:
         self.engine.close()
 
 
+@pytest.mark.slow
 def test_the_loop_agrees_with_the_simulation(loop: Loop, reference: list[Any], digits: Task) -> None:
     assert len({digits.clients.size(i) for i in range(20)}) > 5, "clients are of unequal size"
     states, _ = trace(loop)
@@ -150,7 +151,10 @@ def test_two_and_four_devices_agree_with_one(reference: list[Any]) -> None:
         "    states, fed = t.trace(Simulation(task.problem, task.clients, devices=count))\n"
         "    print(json.dumps([jax.device_count(), fed.ledger.rounds, [s.tolist() for s in states]]))\n"
     )
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
+    }
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, timeout=300
@@ -350,6 +354,7 @@ def test_more_devices_than_there_are_is_refused(devices: int) -> None:
 # ------------------------------------------------------------------------------------------------ compilations
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_every_q_was_visited(
     simulation: Simulation, reference: list[Any], compilations: Any
 ) -> None:

@@ -242,6 +242,7 @@ def test_a_hypergradient_that_ignores_a_set_says_so(small: Any) -> None:
 
 
 @pytest.mark.parametrize("upper", [None, {"name": "adam", "learning_rate": 0.1}], ids=["paper", "adam"])
+@pytest.mark.slow
 def test_a_run_ends_at_the_constrained_minimum_that_scipy_finds(upper: Any) -> None:
     """Ridge with a log-penalty for each feature, kept in a box; SciPy solves the reduced problem in x."""
     g = np.random.default_rng(8)

@@ -23,12 +23,16 @@ import pytest
 
 import fedbilevel as fb
 import rogue_site
-from engine_equality import IN_PROCESS, ITERATIONS, SETTINGS, books, compare, differences, folder_of, wire
+from engine_equality import IN_PROCESS, books, compare, differences, folder_of, wire
+from engine_equality import SETTINGS as TWENTY
 from fedbilevel.engines.flare import verify_audit
 from fedbilevel.federate import LoopbackFederation
 from federation_kills import NAMES, Killer, federation, killed_run, same, submit
 
 pytestmark = pytest.mark.slow
+
+ITERATIONS = 8  # of the twenty of the benchmarks
+SETTINGS = TWENTY | {"stop.iterations": ITERATIONS}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def test_the_federation_is_bit_for_bit_the_loop_and_agrees_with_the_simulation(
 ) -> None:
     results: dict[str, fb.Result] = {}
     table = compare(IN_PROCESS | {"flare": lambda settings, out: uninterrupted}, SETTINGS, tmp_path, results)
-    assert uninterrupted.summary["iterations"] == ITERATIONS == 20
+    assert uninterrupted.summary["iterations"] == ITERATIONS
     assert table["flare"]["to the loop"] == {"x": 0.0, "y": 0.0}
     assert timeless(uninterrupted.history) == timeless(results["loop"].history)
     assert all(0 < apart < 1e-4 for apart in table["flare"]["to the simulation"].values())

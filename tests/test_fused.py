@@ -108,6 +108,7 @@ OURS = [
 
 
 @pytest.mark.parametrize("name", OURS)
+@pytest.mark.slow
 def test_every_method_agrees_with_the_simulation(engines: Engines, name: str) -> None:
     agree(engines, ALGORITHMS[name](**SETTINGS[name]))
 
@@ -154,6 +155,7 @@ HALF = fb.AggITD(
 
 
 @pytest.mark.parametrize("cohort", ["iteration", "phase", "round"])
+@pytest.mark.slow
 def test_half_of_the_clients_on_minibatches_agree_for_every_kind_of_cohort(engines: Engines, cohort: str) -> None:
     agree(engines, HALF, federation={"cohort": cohort, "weighting": "samples"})
 
@@ -187,10 +189,12 @@ def embedded(**options: Any) -> Engines:
     return both(problem, fb.clients_from(list(zip(rows, reversed(rows), strict=True))))
 
 
+@pytest.mark.slow
 def test_an_embedding_is_remembered_within_an_iteration() -> None:
     agree(embedded(), fb.AggITD(N=1, alpha=0.1, beta=0.1, lam=0.3, participation=4, batch_zeta_local=3))
 
 
+@pytest.mark.slow
 def test_random_losses_of_clients_that_are_served_in_turn_agree() -> None:
     method = fb.AggITD(N=1, alpha=0.1, beta=0.1, lam=0.3, participation=2, batch_zeta_local=3, estimator="summed")
     agree(embedded(over="map", chances="step"), method)
@@ -224,6 +228,7 @@ def test_a_divergence_is_told_as_by_the_simulation(engines: Engines) -> None:
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_a_client_whose_replies_are_not_finite_is_left_out_as_by_the_simulation() -> None:
     """The run goes on without the client, round by round as long as its conduct has to be noted."""
     g = np.random.default_rng(0)

@@ -18,6 +18,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.problems import Quadratic, QuadraticTask
 
+pytestmark = pytest.mark.slow
 SEEDS = (0, 3)
 
 
@@ -110,7 +111,6 @@ def test_parts_that_fit_the_memory_have_the_same_numbers(engine: fb.Fused, resul
         agree(one, other)
 
 
-@pytest.mark.slow
 def test_two_devices_have_the_numbers_of_one(results: list[fb.Result]) -> None:
     """Over two devices the runs of each seed are spread, and with one run for each seed the seeds."""
     script = (
@@ -121,7 +121,8 @@ def test_two_devices_have_the_numbers_of_one(results: list[fb.Result]) -> None:
         "    found = t.many(engine, t.METHOD, steps)\n"
         "    print(json.dumps([jax.device_count(), [[r.x.tolist(), r.y.tolist()] for r in found]]))\n"
     )
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, timeout=600

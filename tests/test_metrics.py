@@ -176,6 +176,7 @@ def test_the_first_iteration_is_not_begun_if_it_would_exceed_the_limit(
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_a_method_of_random_cost_uses_its_rounds_and_never_exceeds_them(task: QuadraticTask, seed: int) -> None:
     for limit in (11, 23, 40):
         summary = trained(task, METHODS["fednest, early"], stop={"rounds": limit}, seed=seed).summary
@@ -281,6 +282,7 @@ def tuned(out: Path, **options: Any) -> list[Mapping[str, Any]]:
     return list(tune("paper", sets, grid, seeds=1, out=out, jobs=1, console=Console(quiet=True), **options))
 
 
+@pytest.mark.slow
 def test_tune_compares_any_metric_and_the_upper_loss_by_default(
     tmp_path: Path, in_this_process: list[Any]
 ) -> None:

@@ -108,6 +108,7 @@ def curved() -> fb.Task:
     return fb.Task(problem, fb.clients_from([(rows(), rows()) for _ in range(3)]))
 
 
+@pytest.mark.slow
 def test_with_lam_equal_to_beta_it_is_the_derivative_of_the_lower_loop() -> None:
     """The reference differentiates f(x, y^N(x)) through the N steps of gradient descent on the mean loss."""
     task, N, beta = curved(), 4, 0.2
@@ -176,6 +177,7 @@ def test_elsewhere_the_difference_to_aggitd_is_where_the_upper_gradient_is_taken
     assert relative(difference, apart) < 1e-4
 
 
+@pytest.mark.slow
 def test_on_single_rows_it_is_unbiased(small: QuadraticTask, engine: Simulation, away: Any) -> None:
     """For a given path. Rows differ by additive noise, so h is affine in every draw."""
     (x, y), fed, draws = away, Federation(engine, seed=4), 150

@@ -62,6 +62,7 @@ def raw(section: str = "problem", **more: Any) -> dict[str, Any]:
     return RAW | {section: RAW.get(section, {}) | more}
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_problem_are_the_arguments_of_its_function(tmp_path: Path) -> None:
     spec = parse(raw(rows=[6, 3]))
     task = spec.task()
@@ -103,6 +104,7 @@ def test_a_function_may_return_a_problem_without_clients() -> None:
 # The source of the module ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_whose_module_has_changed_is_refused_with_both_digests(tmp_path: Path, module: Path) -> None:
     first = parse(RAW)
     run(first, tmp_path / "run")

@@ -150,6 +150,7 @@ def test_only_the_cohort_moves(problem: fb.Problem, clients: fb.ListedClients, l
     assert [len(own) for own, _ in found] == list(ROWS), "without padding"
 
 
+@pytest.mark.slow
 def test_engines_agree_with_an_x_that_is_shared_and_on_minibatches(clients: fb.ListedClients) -> None:
     problem = fb.Problem(jnp.ones(D), jnp.zeros(D), lower, upper, own=OWN)
     algorithm = method(batch_xi=3, batch_chi=4, estimator="summed")

@@ -383,6 +383,7 @@ def test_a_missing_accountant_is_named_with_its_remedy(monkeypatch: pytest.Monke
         Accountant(Privacy(mode="central"))
 
 
+@pytest.mark.slow
 def test_a_private_run_records_epsilon_probes_no_client_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     sets = {
         "problem.name": "quadratic",

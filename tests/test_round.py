@@ -57,6 +57,7 @@ def ridge(scales: tuple[float, ...]) -> tuple[fb.Problem, fb.Clients]:
     return problem, fb.clients_from([(rows(s), rows(s)) for s in scales])
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_program_is_that_of_the_single_replies(quadratic: QuadraticTask) -> None:
     simulation = Simulation(quadratic.problem, quadratic.clients)
     ends = []
@@ -183,6 +184,7 @@ def test_an_iteration_like_the_one_before_puts_no_data_on_the_devices(
     assert spread == []
 
 
+@pytest.mark.slow
 def test_auto_is_fused_for_a_small_problem_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, clients = ridge((1.0, 2.0, 0.5))
     method = fb.AggITD(N=1, alpha=0.1, beta=0.05, lam=0.05, participation=1.0)
@@ -214,6 +216,7 @@ def test_auto_is_fused_for_a_small_problem_and_says_so(tmp_path: Path, monkeypat
         ({"estimator": "cg"}, {}, "it looks at values within an iteration"),
     ],
 )
+@pytest.mark.slow
 def test_auto_is_the_simulation_where_a_run_cannot_be_fused(settings: Any, more: Any, why: str) -> None:
     problem, clients = ridge((1.0, 2.0, 0.5))
     method = fb.AggITD(N=1, alpha=0.1, beta=0.05, participation=1.0, **settings)

@@ -106,6 +106,7 @@ def test_a_round_that_is_repeated_with_fewer_clients_has_other_noise(
     assert np.abs(difference - clipped(whole.given[0]["q"])[2]).max() > 0.1 * SIGMA * CLIP
 
 
+@pytest.mark.slow
 def test_epsilon_never_falls_when_a_run_goes_back_to_an_older_checkpoint(
     quadratic: QuadraticTask, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_epsilon_never_falls_when_a_run_goes_back_to_an_older_checkpoint(
     assert seen[0] > spent[-1] > 0, "the first three iterations were released, and then another one"
 
 
+@pytest.mark.slow
 def test_a_job_with_an_older_folder_counts_what_the_server_has_released(
     quadratic: QuadraticTask, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_job_with_an_older_folder_counts_what_the_server_has_released(
     assert (older / "privacy.jsonl").read_bytes() == books.read_bytes()
 
 
+@pytest.mark.slow
 def test_who_knows_the_seed_cannot_guess_the_cohorts(quadratic: QuadraticTask) -> None:
     """Amplification by sampling holds only against those who do not know who was asked."""
     count, rounds, size = quadratic.clients.count, 20, 5

@@ -82,6 +82,7 @@ def oracles(chance: Chance | None) -> tuple[Any, list[Draw]]:
 
 
 @pytest.mark.parametrize("anew", [None, False, True], ids=["no chance", "one mask", "a mask for each derivative"])
+@pytest.mark.slow
 def test_the_directions_of_one_pass_are_those_of_the_five_derivatives(anew: bool | None) -> None:
     chance = None if anew is None else Chance(jnp.asarray([1, 2], jnp.uint32), anew)
     (problem, data), draws = oracles(chance)
@@ -116,6 +117,7 @@ def test_fedsoba_ends_at_the_stationary_point_whatever_its_steps_are() -> None:
     np.testing.assert_allclose(end.x, task().stationary_point, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_fixed_point_of_simfbo_solves_the_linear_system_and_does_not_move_with_the_servers_rate() -> None:
     method = SimFBO(alpha=0.1, beta=0.1, tau=5, participation=1.0)
     assert floor_of(task(), method) == pytest.approx(0.0604489, rel=1e-5), "the value of the notes on methods"
@@ -131,6 +133,7 @@ def test_fedbio_is_simfbo_with_a_server_that_takes_the_mean() -> None:
     assert floor(FedBiO(**own)) == floor(SimFBO(**own))
 
 
+@pytest.mark.slow
 def test_the_drift_of_simfbo_shrinks_with_its_local_steps() -> None:
     floors = [floor(SimFBO(alpha=eta, beta=eta, tau=5)) for eta in (0.1, 0.01, 0.001)]
     assert floors[0] / floors[1] == pytest.approx(10, rel=0.1) and floors[1] / floors[2] == pytest.approx(
@@ -140,6 +143,7 @@ def test_the_drift_of_simfbo_shrinks_with_its_local_steps() -> None:
     assert left(fine, 800) == pytest.approx(floors[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_with_unequal_local_steps_simfbo_goes_to_the_weighted_problem_and_shrofbo_to_the_problem_itself() -> None:
     K, k = task().affine_directions
     weights = np.asarray(UNEQUAL, np.float64)
@@ -159,10 +163,12 @@ def test_one_local_step_of_simfbo_is_fedsoba() -> None:
 
 
 @pytest.mark.parametrize("renewal", [1.0, 0.5])
+@pytest.mark.slow
 def test_fedmsa_is_exact_even_if_one_client_makes_the_local_steps(renewal: float) -> None:
     assert left(FedMSA(alpha=0.1, beta=0.1, tau=5, participation=1, renewal=renewal), 400) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_bias_of_fed_f2sa_is_of_first_order_and_that_of_the_symmetric_difference_of_second() -> None:
     assert floor(FedF2SA(nu=0.1)) / floor(FedF2SA(nu=0.01)) == pytest.approx(10, rel=0.2)
     both = [FedF2SA(nu=nu, difference="symmetric") for nu in (0.1, 0.01)]
@@ -212,6 +218,7 @@ def test_the_momentum_of_fedbioacc_averages_out_the_sampling_of_cohorts() -> Non
     assert seldom < 0.6 * often
 
 
+@pytest.mark.slow
 def test_the_controls_solve_other_problems() -> None:
     start = float(np.linalg.norm(task().hypergradient(np.zeros(P))))
     joint, lower, upper, first = (
@@ -268,6 +275,7 @@ def test_fedmsa_asks_every_client_first_and_then_its_cohort() -> None:
     assert fed.ledger.bytes_up == 4 * (CLIENTS + 2) * (P + 2 * Q)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_v_and_the_momenta(tmp_path: Any) -> None:
     method = FedSOBA(alpha=0.1, beta=0.3, momentum=0.5, steps="adagrad", participation=0.5, batch_zeta=4)
     how: dict[str, Any] = dict(out=tmp_path / "run", resume=True)

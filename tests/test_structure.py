@@ -165,6 +165,7 @@ def books(text: str) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_start_imports_no_extra_and_nothing_that_draws() -> None:
     late = ("dp_accounting", "matplotlib", "mlflow", "nvflare", "psutil", "ray", "tensorboardX", "torch", "wandb")
     script = f"import sys, fedbilevel.cli; print([m for m in {late} if m in sys.modules])"

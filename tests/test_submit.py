@@ -93,6 +93,7 @@ def go(server: Server, out: Path, **more: Any) -> fb.Result:
     return submission(server, **more).run(SPEC, out, resume=False, overwrite=False)
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_followed_by_one_with_the_sites_that_are_up(made: Path, tmp_path: Path) -> None:
     server, seen = Server(made, [LOST, None], ["a", "b", "c"]), list[Progress]()
     options: dict[str, Any] = dict(resume=False, overwrite=False, observers=[seen.append])

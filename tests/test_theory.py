@@ -205,6 +205,7 @@ def test_constants_grow_and_step_sizes_shrink_with_the_condition_number() -> Non
     assert truncations == sorted(truncations, reverse=True)
 
 
+@pytest.mark.slow
 def test_dense_arithmetic_is_the_federations() -> None:
     """y^N and p for every Q, and x after One-Round-Upper; the rows of the local steps are noisy and cancel."""
     task = Quadratic(size_x=3, size_y=2, condition=4.0, heterogeneity=2.0, noise=1.0).make(clients=3, seed=5)
@@ -231,6 +232,7 @@ def test_dense_arithmetic_is_the_federations() -> None:
         np.testing.assert_allclose(algorithm.improve(fed, there, p).x, moved, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dense_runs_are_the_federations_within_noise() -> None:
     task = study.gentle_task()
     theory = Theory(task.constants(1.0), N=1, lam=0.5, K=30)

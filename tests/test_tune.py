@@ -18,6 +18,7 @@ from fedbilevel.studies import Runs, tune
 SETS = [
     *("problem.name=quadratic", "data.clients=4", "algorithm.participation=2", "algorithm.lam=0.3"),
     *("stop.rounds=45", "evaluate.every=2", "federation.engine=fused"),
+    *("algorithm.lower_steps=1", "algorithm.upper_steps=1"),
 ]
 BETAS = "algorithm.beta=0.001;0.01;0.2"
 
@@ -45,6 +46,7 @@ def lines(history: Any) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "seconds" and v is not None} for line in history]
 
 
+@pytest.mark.slow
 def test_halving_goes_on_with_the_best_third_and_begins_no_run_again(
     tmp_path: Path, in_one_program: list[list[Any]]
 ) -> None:
