@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage rarely: JAX and thousands of tests are many objects; it took up to a tenth of a file's time."""
+    """Collect garbage rarely: JAX and thousands of tests are many objects, and it took up to a tenth of a run."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
