@@ -100,7 +100,7 @@ def write_site(folder: Path, draw: random.Random) -> Path:
     kind = draw.choice(list(DATA))
     write_rows(folder / "rows.npz", ROWS)
     (folder / "rows").mkdir()
-    for part, rows in ROWS._asdict().items():
+    for part, rows in ROWS.parts.items():
         np.save(folder / "rows" / f"{part}.inputs.npy", rows.inputs)
         np.save(folder / "rows" / f"{part}.targets.npy", rows.targets)
     table = [["name", "b", "label", "a"], *(["x", f"{2 * i + 1}", f"{i % 2}", f"{2 * i}"] for i in range(5))]

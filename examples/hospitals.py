@@ -85,10 +85,10 @@ def problem():
 
 
 def read(folder, name):
-    """The rows of a hospital, as its site reads them: a pair (lower, upper)."""
+    """The rows of a hospital, as its site reads them."""
     return load_site(Path(folder, name, "site.toml")).data
 
 
 def make(folder):
     """The task of a spec."""
-    return fb.Task(problem(), fb.clients_from([tuple(read(folder, name)) for name in HOSPITALS]))
+    return fb.Task(problem(), fb.clients_from([read(folder, name) for name in HOSPITALS]))

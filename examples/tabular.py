@@ -17,7 +17,7 @@ from showing import bars, folder, tell, together
 out = folder("tabular")
 write_tables(out)
 task = make(out)
-test = fb.Part(*together(read(out, "test")))
+test = fb.Part(*together(read(out, "test").parts.values()))
 steps = dict(alpha=100.0, beta=0.5, lam=0.5, lower_steps=5, batch_zeta_local="full")
 method = fb.AggITD(N=15, estimator="summed", participation=1.0, **steps)
 result = fb.train(task.problem, task.clients, method, stop={"iterations": 25}, evaluate={"every": 5}, test=test)
@@ -32,7 +32,7 @@ def error(rows, columns):
     return min(log_loss(test.targets, m.predict_proba(standard(test.inputs)[:, columns])) for m in fitted)
 
 
-tables = [together(read(out, name)) for name in HOSPITALS]
+tables = [together(read(out, name).parts.values()) for name in HOSPITALS]
 every, useful = np.arange(len(COLUMNS)), np.flatnonzero(~np.isin(COLUMNS, IDLE))
 errors = {
     "bilevel, three hospitals": float(result.history[-1]["test_loss"]),

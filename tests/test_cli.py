@@ -57,7 +57,7 @@ WRONG = {
     "unknown data set": ("data.name=mnits", "data.name = 'mnits' is unknown; use one of: cifar10, digits"),
     "unknown algorithm": ("algorithm.name=nobody", "algorithm.name = 'nobody' is unknown; use one of: "),
     "unknown problem": ("problem.name=odd", "problem.name = 'odd' is unknown; use one of: "),
-    "unknown partition": ("data.partition=odd", "data.partition = 'odd' is unknown; use one of: dirichlet"),
+    "unknown partition": ("data.partition=odd", "data.partition = 'odd' is unknown; use one of: classes"),
     "word for a number": ("algorithm.N=three", "algorithm.N = 'three' is wrong: input should be a valid integer"),
     "truth for a number": ("algorithm.N=true", "algorithm.N = True is wrong: input should be a valid integer"),
     "list for a name": ("algorithm.name=[1]", "algorithm.name = [1] is wrong: use one of: "),

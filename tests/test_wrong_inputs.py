@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.data import ClientData
 from fedbilevel.problem import flatten
 
 METHOD = fb.AggITD(N=1, lower_steps=1, batch_zeta_local="full", participation=1.0)
@@ -266,3 +267,9 @@ def test_the_check_at_the_start_loads_one_client_of_a_million() -> None:
     with pytest.raises(fb.SettingsError, match="lower returns an array of shape"):
         trained({"lower": lambda x, y, b: b.targets}, lazily(make=make))
     assert made == [0]
+
+
+def test_client_data_without_test_rows_are_taken_as_they_are() -> None:
+    rows = fb.Part(np.ones((2, 1), np.float32), np.ones(2, np.float32))
+    made = fb.clients_from([ClientData(rows, rows)])
+    assert made.data[0].test is None and made.test_rows == 0

@@ -172,7 +172,8 @@ def clients_from(parts: Sequence[tuple[Any, ...]]) -> ListedClients:
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             what = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
             raise SettingsError(f"client {i}: {what}, where its two parts are needed; give a pair (lower, upper)")
-        names = ClientData._fields[: len(pair)]
-        return ClientData(*(part(f"client {i}, {name}", own) for name, own in zip(names, pair, strict=True)))
+        given = pair[:2] if pair[-1] is None and len(pair) == 3 else pair  # a `ClientData` without test rows
+        names = ClientData._fields[: len(given)]
+        return ClientData(*(part(f"client {i}, {name}", own) for name, own in zip(names, given, strict=True)))
 
     return ListedClients([client(i, pair) for i, pair in enumerate(parts)])
