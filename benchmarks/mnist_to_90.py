@@ -5,8 +5,8 @@
 
 The set-up is that of the demo: 100 clients with two shards of labels each, a body of 784 x 200 and a head of
 200 x 10. Every method has one point of settings, which was chosen by hand. So this does not compare tuned methods,
-as the leaderboard does, but shows what a method can do. A run ends when it first has 90 %, and megabytes are up and
-down over all clients. Finished runs are not done again.
+as the leaderboard does, but shows what a method can do. A run ends when it first has 90 %. Megabytes are up and down
+over all clients. Finished runs are not done again.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def main() -> None:
             row.append(f"{np.mean(rounds):.1f} ({', '.join(map(str, rounds))})")
             row.append(f"{np.mean([each['bytes_up'] + each['bytes_down'] for each in there]) / 1e6:,.0f}")
             row.append(f"{np.mean([each['seconds'] for each in there]):.1f}")
+        else:
+            row += [f"not in {arguments.rounds}", "-", "-"]
         print(f"| {' | '.join(row)} |", flush=True)
 
 
