@@ -5,8 +5,8 @@
 
 The set-up is that of the demo: 100 clients with two shards of labels each, a body of 784 x 200 and a head of
 200 x 10. Every method has one point of settings, which was chosen by hand. So this does not compare tuned methods,
-as the leaderboard does, but shows what a method can do. A run ends when it first has 90 %. Megabytes are up and down
-over all clients. Finished runs are not done again.
+as the leaderboard does, but shows what a method can do. A run ends when it first has 90 %. Megabytes are up and
+down over all clients. Finished runs are not done again.
 """
 
 from __future__ import annotations
