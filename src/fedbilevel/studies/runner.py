@@ -113,10 +113,10 @@ def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -
                 continue
             done, looked = sum(map(runs.share, waiting)), now
             left = (now - start) / max(done - before, 1e-6) * (len(waiting) - done)
-            clock = _clock(left) if done > before else "?"
-            progress.update(task, completed=done, left=clock)
+            told_left = clock(left) if done > before else "?"
+            progress.update(task, completed=done, left=told_left)
             if not console.is_terminal and now - told >= EVERY:  # a log has no bar
-                console.print(f"{done:.1f} of {len(waiting)} runs, left {clock}")
+                console.print(f"{done:.1f} of {len(waiting)} runs, left {told_left}")
                 told = now
     if failed:
         raise FedBilevelError(f"{len(failed)} of {len(waiting)} runs failed; first: {failed[0]}")
@@ -231,6 +231,7 @@ def _progress(console: Console) -> Iterator[Progress]:
         yield progress
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
