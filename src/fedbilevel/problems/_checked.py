@@ -29,6 +29,7 @@ from ..settings import Count, Size, about, settings
 PyTree = Any
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
+CERTAIN = 12.0  # a logit whose weight is one or zero up to 1e-5
 
 
 class Learner(NamedTuple):
@@ -183,6 +184,11 @@ def area_under_curve(scores: npt.ArrayLike, positive: npt.NDArray[np.bool_]) -> 
     places = np.sort(downs)
     below, upto = (np.searchsorted(places, ups, side) for side in ("left", "right"))
     return float((below + upto).mean() / 2 / len(downs))
+
+
+def known(figures: dict[str, float]) -> dict[str, float]:
+    """The figures that are numbers. A share of nothing is NaN, and is left out."""
+    return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
 def part(rows: Rows, **columns: npt.ArrayLike) -> Part:

@@ -29,9 +29,7 @@ from ..data import ClientData, DataSettings, ListedClients
 from ..own import PerRow
 from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
-from ._checked import CheckedRows, Dealt, Rows, area_under_curve, part
-
-CERTAIN = 12.0  # an x_i whose weight is one or zero up to 1e-5
+from ._checked import CERTAIN, CheckedRows, Dealt, Rows, area_under_curve, known, part
 
 
 @settings
@@ -67,7 +65,7 @@ class Cleaning(CheckedRows):
         def measure(x: Array, y: Array) -> Mapping[str, Any]:
             found = recovered(np.asarray(x) < 0, ~right)
             found["auc"] = area_under_curve(np.asarray(x), right)
-            return {**made.measure(x, y), **{k: v for k, v in found.items() if not np.isnan(v)}}
+            return {**made.measure(x, y), **known(found)}
 
         def finding(x: Array, y: Array) -> Finding:
             kinds = np.where(right, "right label", "wrong label").tolist()

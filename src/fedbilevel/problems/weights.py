@@ -28,11 +28,16 @@ from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients
 from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
-from ._checked import CheckedRows, Dealt, Rows, area_under_curve, chosen_share, part
+from ._checked import CERTAIN, CheckedRows, Dealt, Rows, area_under_curve, chosen_share, known, part
 
 Fault = Literal["random-labels", "permuted-labels", "inverted", "nothing"]
 GOOD = "nothing is wrong"
-CERTAIN = 12.0  # an x_i whose weight is one or zero up to 1e-5
+IN_WORDS: dict[Fault, str] = {
+    "random-labels": "random labels",
+    "permuted-labels": "permuted labels",
+    "inverted": "inverted inputs",
+    "nothing": "free riders",
+}
 
 
 @settings
@@ -70,10 +75,10 @@ class ClientWeights(CheckedRows):
             found = {"auc": area_under_curve(weights, ~bad)}
             for name, those in (("weight_good", weights[~bad]), ("weight_bad", weights[bad])):
                 found[name] = float(those.mean()) if those.size else float("nan")
-            return {**made.measure(x, y), **{k: v for k, v in found.items() if not np.isnan(v)}}
+            return {**made.measure(x, y), **known(found)}
 
         def finding(x: Array, y: Array) -> Finding:
-            kinds = [GOOD if each else self.fault.replace("-", " ") for each in ~bad]
+            kinds = [IN_WORDS[self.fault] if each else GOOD for each in bad]
             return Finding("client", "weight", np.asarray(self.weight(x)).tolist(), kinds)
 
         return made._replace(measure=measure, finding=finding)
@@ -84,7 +89,6 @@ class ClientWeights(CheckedRows):
 
     def _problem(self, dealt: Dealt, bad: npt.NDArray[np.bool_], seed: int) -> Problem:
         learner = self.learner(dealt.test.inputs.shape[1], dealt.shape, dealt.classes, seed)
-        known = jnp.where(bad, -CERTAIN, CERTAIN)
 
         def losses(y: Any, batch: Batch) -> Array:
             return learner.losses(y, batch.inputs["features"], batch.targets)
@@ -95,7 +99,7 @@ class ClientWeights(CheckedRows):
             return batch.mean(weights * losses(y, batch)) + self.penalty(y)
 
         return Problem(
-            x=jnp.zeros(len(bad)) if self.start == "equal" else known,
+            x=jnp.zeros(len(bad)) if self.start == "equal" else jnp.where(bad, -CERTAIN, CERTAIN),
             y=learner.start,
             lower=lower,
             upper=lambda x, y, batch: batch.mean(losses(y, batch)),
