@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import struct
 import sys
 import time
@@ -358,16 +357,36 @@ def test_a_store_that_cannot_be_used_does_not_end_the_run(
 BLOCK = 32768  # bytes of a block in a .wandb file, which is a log of LevelDB behind seven bytes
 
 
-def messages(path: Path) -> Iterator[Any]:
-    """The messages in a .wandb file."""
+def messages(path: Path, seconds: float = 60.0) -> list[Any]:
+    """The messages in a .wandb file.
+
+    W&B writes the file in a process of its own, and does not wait for it at the end of a run. The last message says
+    how the run ended, so the file is read again until it is there.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        found = list(stored(path))
+        kinds = [message.WhichOneof("record_type") for message in found]
+        if "exit" in kinds:
+            return found
+        assert time.monotonic() < until, f"{path} has no end: {kinds}"
+        time.sleep(0.05)
+
+
+def stored(path: Path) -> Iterator[Any]:
+    """The messages that are in a .wandb file at this moment, without one that is being written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, parts = path.read_bytes(), 7, b""
-    assert content.startswith(b":W&B")
+    assert b":W&B".startswith(content[:4])
     while at < len(content):
         if BLOCK - at % BLOCK < 7:
             at += BLOCK - at % BLOCK
+        if at + 7 > len(content):
+            return
         _, length, kind = struct.unpack_from("<IHB", content, at)
+        if at + 7 + length > len(content):
+            return
         parts += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole message, or the last part of one
@@ -427,7 +446,7 @@ def test_wandb_goes_on_under_the_same_id_when_a_run_is_resumed(
     logger = WandB(project="own", mode="offline")
     train(quadratic, out=tmp_path / "run", loggers=[logger])
     second = train(quadratic, 4, out=tmp_path / "run", loggers=[logger], resume=True)
-    paths = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=os.path.getmtime)
+    paths = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))  # folders are named by their times
     assert len(paths) == 2
     assert len({path.name for path in paths}) == 1, "the name of the file has the id"
     assert [row["rounds"] for path in paths for row in logged(path)] == [r["rounds"] for r in second.history]
