@@ -360,8 +360,8 @@ BLOCK = 32768  # bytes of a block in a .wandb file, which is a log of LevelDB be
 def messages(path: Path, seconds: float = 60.0) -> list[Any]:
     """The messages in a .wandb file.
 
-    W&B writes the file in a process of its own, and does not wait for it at the end of a run. The last message says
-    how the run ended, so the file is read again until it is there.
+    W&B writes the file in a process of its own, and does not wait for it at the end of a run. The last message
+    says how the run ended, so the file is read again until it is there.
     """
     until = time.monotonic() + seconds
     while True:
