@@ -19,6 +19,7 @@ from jax import Array
 
 from . import rng
 from ._collection import Collection, Weighting, weights_of
+from ._server import server_of
 from .aggregate import Apart, Gather, Mean, Memory, gather_by, quorum, remembering
 from .engines import Averaging, Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
@@ -108,6 +109,7 @@ class Federation:
         self._averaging = engine if isinstance(engine, Averaging) else None
         self._gather, self._accountant = gather_by(None) if gather is None else gather, accountant
         self._quorum = quorum(self._gather)
+        self._server = server_of(engine.problem)
         if isinstance(min_replies, int) and min_replies < self._quorum:
             raise SettingsError(
                 f"min_replies = {min_replies} is wrong: the rule needs {self._quorum} replies to tolerate a liar; "
@@ -233,6 +235,8 @@ class Federation:
     def round(self, step: Step[Any, R], **arguments: Any) -> R:
         """One communication round: run `step` on the cohort and return the mean of the valid replies.
 
+        Upper rows that only the server has are added to it (`_server.py`).
+
         With another aggregator, the result is that of its rule. The rule is given each field separately, and for a
         `Next` field the differences to the vector that the clients were given.
 
@@ -264,7 +268,7 @@ class Federation:
                 self._shelves[name].holders.update(collection.well)
             if call.keeps and self.engine.capabilities.states is None:
                 self.ledger.keepers.update(dict.fromkeys(collection.well, call.clock))
-        return result
+        return result if self._server is None else self._server.added(call, result)
 
     def probe(
         self,
@@ -291,7 +295,8 @@ class Federation:
         held = {name: Held(next(_versions), value, tuple(chosen)) for name, value in (at or {}).items()}
         call = self.call(Kind.PROBE, step, chosen, arguments, held)
         account = self.ledger.probes.setdefault(step.name, Account())
-        return self._collection(call, account, Apart() if apart else Mean()).collect()
+        result = self._collection(call, account, Apart() if apart else Mean()).collect()
+        return result if apart or self._server is None else self._server.added(call, result)
 
     def call(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data import Clients
+from ..data import Clients, ClientSize
 from ..problem import BilevelProblem
 from ..rng import Kind
 from ..steps import (
@@ -25,6 +25,7 @@ from ..steps import (
     PerClient,
     Rows,
     Samples,
+    Stream,
     draw_ahead,
     draw_still,
     place_of,
@@ -32,6 +33,7 @@ from ..steps import (
     whole,
 )
 from ._call import Call
+from ._groups import Group
 
 STILL = 64  # the most draws whose still part stays on the devices
 AHEAD = 2**24  # the most bytes of rows that are drawn ahead for an argument
@@ -71,24 +73,36 @@ class Draws:
         send: Callable[[Any], Any],
     ) -> None:
         self._problem, self._clients, self._spread, self._send = problem, clients, spread, send
-        self._sizes: tuple[tuple[int, ...], dict[str, tuple[int, ...]]] = (), {}
+        self._chunk: tuple[int, ...] = ()  # the last one, and the numbers of rows of its clients
+        self._sizes: list[ClientSize] = []
+        self._rows: dict[str, tuple[int, ...]] = {}
         self._still: dict[Any, Any] = {}
         self._series: dict[Any, _Series] = {}
 
-    def of(self, call: Call, chunk: tuple[int, ...]) -> dict[str, Any]:
-        """The draws of the chunk's clients, by argument. In a measurement the losses are not random."""
+    def sizes(self, chunk: tuple[int, ...]) -> list[ClientSize]:
+        """The numbers of rows of the chunk's clients. Those of the last chunk are known."""
+        if self._chunk != chunk:
+            self._chunk, self._sizes = chunk, [self._clients.size(client) for client in chunk]
+            self._rows = dict(zip(ClientSize._fields, zip(*self._sizes, strict=True), strict=True))
+        return self._sizes
+
+    def of(self, call: Call, chunk: tuple[int, ...], group: Group | None = None) -> dict[str, Any]:
+        """The draws of the chunk's clients, or of a group of them, by argument.
+
+        In a measurement the losses are not random.
+        """
         if not call.samples:
             return {}
         chances = None if call.kind is Kind.PROBE else self._problem.chances
-        if self._sizes[0] != chunk:
-            lower, upper = zip(*(self._clients.size(client) for client in chunk), strict=True)
-            self._sizes = chunk, {"lower": lower, "upper": upper}
+        self.sizes(chunk)
         made = {}
         for name, descriptor in call.samples.items():
             kind = _kind(descriptor)
-            made[name] = self._still_part(kind, descriptor, chunk)
+            made[name] = self._still_part(kind, descriptor, chunk, group)
             if descriptor.size is not None or chances is not None:
                 moving = self._moving_part(call, name, kind, descriptor, chunk)
+                if group is not None:
+                    moving = _of_group(moving, chunk, group, made[name])
                 made[name] = whole(made[name], self._send(moving), chances)
         return made
 
@@ -97,15 +111,20 @@ class Draws:
         self._still.clear()
         self._series.clear()
 
-    def _still_part(self, kind: Any, descriptor: Descriptor, chunk: tuple[int, ...]) -> Any:
+    def _still_part(self, kind: Any, descriptor: Descriptor, chunk: tuple[int, ...], group: Group | None) -> Any:
         """What is the same in every call. Clients with as many rows and steps share it, whoever they are."""
-        sizes = self._sizes[1][descriptor.part]
-        key = kind, sizes, chunk if isinstance(getattr(descriptor, "count", None), PerClient) else None
+        clients, capacity, sizes = chunk, self._clients.capacity, self._rows[descriptor.part]
+        if group is not None:
+            rows = dict(zip(chunk, sizes, strict=True))
+            clients, capacity = group.clients, group.rows
+            sizes = tuple(rows[client] for client in clients)
+        most = getattr(capacity, descriptor.part)
+        counted = isinstance(getattr(descriptor, "count", None), PerClient)
+        key = kind, sizes, most, clients if counted else None
         if key not in self._still:
             if len(self._still) == STILL:
                 self._still.clear()
-            capacity = getattr(self._clients.capacity, descriptor.part)
-            drawn = [draw_still(descriptor, c, rows, capacity) for c, rows in zip(chunk, sizes, strict=True)]
+            drawn = [draw_still(descriptor, c, own, most) for c, own in zip(clients, sizes, strict=True)]
             self._still[key] = self._spread(jax.tree.map(lambda *leaves: np.stack(leaves), *drawn))
         return self._still[key]
 
@@ -135,7 +154,7 @@ class Draws:
         """The rows of an argument at the first places, as many as may be drawn ahead."""
         root, chances = call.address.root, None if call.kind is Kind.PROBE else self._problem.chances
         assert isinstance(root, int | bytes)  # keys of single draws are for clients that are elsewhere
-        sizes = self._sizes[1][descriptor.part]
+        sizes = self._rows[descriptor.part]
         rows = Rows(dict(zip(chunk, sizes, strict=True)), getattr(self._clients.capacity, descriptor.part))
 
         if isinstance(root, bytes) or chances is not None:  # these are drawn one by one, so there is no gain
@@ -145,6 +164,14 @@ class Draws:
         calls = Calls(root, call.kind, np.asarray(places), np.tile(np.asarray(chunk), (len(places), 1)))
         drawn = draw_ahead(descriptor, name, calls, rows, chances)
         return {place: Moving(*(None if a is None else a[i] for a in drawn)) for i, place in enumerate(places)}
+
+
+def _of_group(moving: Moving, chunk: tuple[int, ...], group: Group, still: Any) -> Moving:
+    """The rows of a group's clients. Its streams end with the longest that its clients may have."""
+    place = dict(zip(chunk, range(len(chunk)), strict=True))
+    own = [place[client] for client in group.clients]
+    index = moving.index[own]
+    return Moving(index[:, : still.active.shape[1]] if isinstance(still, Stream) else index, None)
 
 
 def _kind(descriptor: Descriptor) -> Any:

@@ -104,9 +104,9 @@ def recalled(
     }
 
 
-def load_padded(clients: Clients, client: int) -> Arrays:
-    """The data of a client, padded to the capacity of all clients."""
-    return pad(clients.load(client), clients.capacity, test_rows(clients))
+def load_padded(clients: Clients, client: int, rows: ClientSize | None = None) -> Arrays:
+    """The data of a client, padded to so many rows (default: the capacity of all clients)."""
+    return pad(clients.load(client), rows or clients.capacity, test_rows(clients))
 
 
 def pad(data: ClientData, capacity: ClientSize, tested: int = 0) -> Arrays:

@@ -2,7 +2,7 @@
 
 The cohort is cut into chunks that fit a memory limit. Within a chunk, clients are batched by `vmap` or served one
 after the other by `lax.map`, and spread over the devices if there are several. All chunks have the same shape, so
-nothing compiles twice.
+nothing compiles twice. Clients of very unequal size are served in groups of like size (`_groups.py`).
 
 With several processes (`jax.distributed`) the devices of all processes are used. Each process loads data and draws
 samples for the clients on its own devices. Replies are gathered, so that every process has all of them.
@@ -20,15 +20,17 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..data import Clients
+from ..data import Clients, ClientSize
 from ..errors import FedBilevelError, SettingsError, StepError
 from ..oracle import Arrays, Kept
 from ..own import own_part
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
+from ..steps import Form
 from ._base import Capabilities, Reduce
 from ._call import Call
 from ._draws import Draws
+from ._groups import Group, groups_of, in_order, joined
 from ._placed import Placed
 from ._replies import Averaged, Replies
 from ._states import ClientStates
@@ -78,6 +80,7 @@ class Simulation:
             raise SettingsError(
                 f"devices = {devices} is wrong: JAX sees {len(available)}; use 1 to {len(available)}"
             )
+        self._width = self._row_work()
         self._processes = jax.process_count()
         if self._processes > 1 and devices not in (None, len(available)):
             raise SettingsError(
@@ -93,7 +96,8 @@ class Simulation:
             NamedSharding(self._mesh, PartitionSpec(*axes)) for axes in ((), ("clients",))
         )
         self._programs: dict[Any, Any] = {}
-        self._kept: dict[bool, tuple[tuple[int, ...], dict[tuple[int, ...], Resident]]] = {}
+        self._kept: dict[bool, tuple[tuple[int, ...], dict[Any, Resident]]] = {}
+        self._grouped: tuple[tuple[int, ...], list[Group]] = (), []
         self._held: dict[str, tuple[int, Array]] = {}
         self._draws = Draws(problem, clients, spread=self._spread, send=self._send)
         self._placed = Placed(self._everywhere)
@@ -104,7 +108,7 @@ class Simulation:
         for chunk, asked in self._chunks(call.clients):
             with _told(call):
                 reply, _ = self._reply(call, chunk, asked)
-            yield Replies(clients=asked, reply=reply if len(asked) == len(chunk) else _first(reply, len(asked)))
+            yield Replies(clients=asked, reply=reply)
 
     def average(self, call: Call, weights: np.ndarray, reduce: Reduce) -> Replies | None:
         """All replies of a cohort that is one chunk, with their mean, which is taken in the same program."""
@@ -112,14 +116,12 @@ class Simulation:
         if len(chunks) != 1 or self._processes > 1:
             return None
         ((chunk, asked),) = chunks
-        full = weights if len(asked) == len(chunk) else np.pad(weights, (0, len(chunk) - len(asked)))
         with _told(call):
-            reply, (sound, means) = self._reply(call, chunk, asked, (reduce, full))
+            reply, (sound, means) = self._reply(call, chunk, asked, (reduce, weights))
         if self._mesh.size > 1:
             means = [self._placed.on_one_device(mean) for mean in means]
-        whole = reply if len(asked) == len(chunk) else _first(reply, len(asked))
         mean = Averaged(sound, jax.tree.unflatten(jax.tree.structure(reply), means))
-        return Replies(clients=asked, reply=whole, mean=mean)
+        return Replies(clients=asked, reply=reply, mean=mean)
 
     def close(self) -> None:
         self._kept.clear()
@@ -128,23 +130,23 @@ class Simulation:
         self._placed.clear()
         self._states.clear()
 
-    def load(self, chunk: tuple[int, ...]) -> Arrays:
-        """The chunk's data, padded and stacked, on the devices."""
-        return self._spread(_stack([load_padded(self.clients, client) for client in self._here(chunk)]))
+    def load(self, chunk: tuple[int, ...], rows: ClientSize | None = None) -> Arrays:
+        """The data of a chunk or of a group of its clients, padded and stacked, on the devices."""
+        return self._spread(_stack([load_padded(self.clients, client, rows) for client in self._here(chunk)]))
 
     def embed(self, x: Array, data: Arrays) -> Any:
         """The values that the chunk's clients compute once from a new x."""
         return self._remember(x, data)
 
-    def draw(self, call: Call, chunk: tuple[int, ...]) -> tuple[Any, Any, Any]:
-        """The values of the chunk's clients, the rows of their samples, and their kept states."""
-        here = self._here(chunk)
+    def draw(self, call: Call, chunk: tuple[int, ...], group: Group | None = None) -> tuple[Any, Any, Any]:
+        """The values of clients, the rows of their samples, and their kept states: of a chunk or a group of it."""
+        here = self._here(chunk if group is None else group.clients)
         rows = {name: np.asarray(each.values, np.float32)[list(here)] for name, each in call.rows.items()}
         kept: Any = {}
         if recalls(call, self.problem):  # most steps ask for nothing
             capacity = self.clients.capacity
             kept = _stack([recalled(call, self.problem, self._states, client, capacity) for client in here])
-        return self._send(rows), self._draws.of(call, here), self._send(kept)
+        return self._send(rows), self._draws.of(call, self._here(chunk), group), self._send(kept)
 
     def compute(
         self,
@@ -185,12 +187,57 @@ class Simulation:
         mean: tuple[Reduce, np.ndarray] | None = None,
     ) -> tuple[Any, Any]:
         """What the clients of a chunk send, and their mean if it is asked for."""
+        groups = self._groups(call, chunk, asked)
+        if groups:
+            return self._joined([self._of_group(call, chunk, group) for group in groups], groups, mean)
+        if mean is not None and len(asked) < len(chunk):
+            mean = mean[0], np.pad(mean[1], (0, len(chunk) - len(asked)))
         resident = self._resident(call, chunk)  # This comes first, so that it embeds while rows are drawn.
         drawn = self.draw(call, chunk)
         reply, own, mean = self.compute(call, *drawn, resident.data, resident.memory, mean)
         if own:
             self._keep(call, asked, own)
-        return reply, mean
+        return reply if len(asked) == len(chunk) else _first(reply, len(asked)), mean
+
+    def _of_group(self, call: Call, chunk: tuple[int, ...], group: Group) -> Any:
+        """What the clients of a group send."""
+        resident = self._resident(call, group.clients, group.rows)
+        drawn = self.draw(call, chunk, group)
+        reply, own, _ = self.compute(call, *drawn, resident.data, resident.memory)
+        if own:
+            self._keep(call, group.clients[: len(group.places)], own)
+        return reply
+
+    def _groups(self, call: Call, chunk: tuple[int, ...], asked: tuple[int, ...]) -> list[Group]:
+        """The groups in which the clients of a chunk are served.
+
+        There are none if the values of a client depend on the number of rows that it is padded to, as those of
+        random losses do, own variables, and stacks of as many matrices as there are minibatches.
+        """
+        whole = self._processes > 1 or self.problem.chances is not None or own_part(self.problem) is not None
+        if whole or any(field.form is Form.YY for field in call.step.reply.values()):
+            return []
+        if self._grouped[0] != asked:
+            sizes = self._draws.sizes(chunk)[: len(asked)]
+            groups = groups_of(asked, sizes, self.clients.capacity, self._mesh.size, self._width)
+            self._grouped = asked, groups
+        return self._grouped[1]
+
+    def _joined(
+        self, parts: list[Any], groups: list[Group], mean: tuple[Reduce, np.ndarray] | None
+    ) -> tuple[Any, Any]:
+        """The replies of all groups in the order of the clients, and their mean if it is asked for."""
+        reduce, weights = (None, None) if mean is None else mean
+        lanes = self._mesh.size
+        if ("joined", reduce) not in self._programs:
+
+            def join(parts: list[Any], order: Any, weights: Any) -> Any:
+                reply = joined(parts, order, lanes)
+                return reply, None if reduce is None else reduce(jax.tree.leaves(reply), weights)
+
+            self._programs["joined", reduce] = jax.jit(join)
+        order = self._share(in_order(groups, lanes))
+        return self._programs["joined", reduce](parts, order, None if weights is None else self._weights(weights))
 
     def _keep(self, call: Call, asked: tuple[int, ...], own: Any) -> None:
         """Store what the clients of a chunk keep."""
@@ -247,24 +294,24 @@ class Simulation:
         kept = len(cohort) * self._kept_bytes
         return kept <= self._limit // 2 and kept + self._work_bytes <= self._limit
 
-    def _resident(self, call: Call, chunk: tuple[int, ...]) -> Resident:
-        """The chunk's data, and its memory at the held x.
+    def _resident(self, call: Call, chunk: tuple[int, ...], rows: ClientSize | None = None) -> Resident:
+        """The data of a chunk or of a group of its clients, and the memory at the held x.
 
         Both are kept while the cohort stays the same, separately for work and probes, if they fit the limit.
         Otherwise the data are loaded for every round and there is no memory: a program that embeds the data itself
         can skip those that its step does not need.
         """
         if not self._stays(call.clients):
-            return Resident(self.load(chunk), None, None)
+            return Resident(self.load(chunk, rows), None, None)
         measured = call.kind is Kind.PROBE
         if self._kept.get(measured, ((), {}))[0] != call.clients:
             self._kept[measured] = call.clients, {}
         kept = self._kept[measured][1]
-        resident = kept.get(chunk) or Resident(self.load(chunk), None, None)
+        resident = kept.get((chunk, rows)) or Resident(self.load(chunk, rows), None, None)
         held = call.held.get("x")
         if held is not None and resident.version != held.version:
             resident = Resident(resident.data, held.version, self.embed(self._vectors(call)["x"], resident.data))
-        kept[chunk] = resident
+        kept[chunk, rows] = resident
         return resident if held is not None else Resident(resident.data, None, None)
 
     def _vectors(self, call: Call) -> dict[str, Array]:
@@ -312,12 +359,15 @@ class Simulation:
         copies = [jax.device_put(value, device) for device in self._everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(value), self._everywhere, copies)
 
-    def _is_small(self) -> bool:
-        """Whether all clients have little to do: few rows, times the parameters and the numbers of a row."""
+    def _row_work(self) -> int:
+        """The work of a row, as the number of parameters and of the numbers of the row."""
         one = jax.tree.leaves(tuple(self.clients.load(0)))
         numbers = sum(np.size(leaf) // max(1, len(leaf)) for leaf in map(np.atleast_1d, map(np.asarray, one)))
-        rows = self.clients.count * sum(self.clients.capacity)
-        return rows * (self.problem.size_x + self.problem.size_y + numbers) < SMALL
+        return self.problem.size_x + self.problem.size_y + numbers
+
+    def _is_small(self) -> bool:
+        """Whether all clients have little to do: few rows, times the work of a row."""
+        return self.clients.count * sum(self.clients.capacity) * self._width < SMALL
 
     def _estimate(self) -> tuple[int, int]:
         """Estimate the bytes of a client: those that stay between steps, and those that a step takes in addition.
