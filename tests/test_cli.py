@@ -17,7 +17,7 @@ from fedbilevel.cli.outcome import beside_the_paper
 from fedbilevel.data import DATASETS
 from fedbilevel.data._catalogue import Entry
 from fedbilevel.data._origins import Npm, Web
-from fedbilevel.record import FILES, LOCK
+from fedbilevel.record import FILES, LOCK, REPORT
 
 
 def mnist() -> Entry:
@@ -226,7 +226,7 @@ def test_a_truncated_checkpoint_is_one_line_and_exit_code_1(command: Command, ea
 def test_a_run_prints_the_ledger_and_the_rounds_an_outer_iteration(command: Command, tmp_path: Path) -> None:
     outcome = command("run", *sets(*DIGITS), "--out", tmp_path / "run", "--log", "tensorboard")
     assert outcome.code == 0, outcome.err
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([LOCK, *FILES, "tensorboard"])
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([LOCK, *FILES, REPORT, "tensorboard"])
     assert "rounds per outer iteration: 5\n" in outcome.out
     assert "2 outer iterations, 10 rounds" in outcome.out
     for step in ("gradients", "lower_steps", "hypergradient", "upper_steps", "all"):

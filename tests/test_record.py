@@ -128,7 +128,7 @@ def test_opening_makes_the_folder_with_the_spec_and_the_environment(tmp_path: Pa
     assert sorted(contents(folder.path)) == ["environment.json", "history.jsonl", "spec.toml"]
     assert load_spec(folder.file("spec.toml")) == spec
     found = json.loads(folder.file("environment.json").read_text())
-    assert set(found) == {"started", "command", "revision", "python", "platform", "cpus", "packages"}
+    assert set(found) == {"started", "command", "revision", "python", "platform", "cpus", "packages", "iteration"}
     assert {"fedbilevel", "jax", "numpy"} <= set(found["packages"])
 
 

@@ -15,7 +15,7 @@ import typer
 from ..errors import FedBilevelError
 from ..runtime import prepare_runtime
 from .advise import diagnose_command
-from .after import compare_command, export_command, show_command
+from .after import compare_command, export_command, show_command, watch_command
 from .bench import bench_command
 from .data import data_app
 from .federation import audit_command, federate_command, server_command, site_command
@@ -32,6 +32,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated bi
 app.command("new")(new_command)
 app.command("run")(run_command)
 app.command("show")(show_command)
+app.command("watch")(watch_command)
 app.command("export")(export_command)
 app.command("compare")(compare_command)
 app.command("site")(site_command)

@@ -1,9 +1,11 @@
-"""The commands for runs that are in their folders: `show`, `export` and `compare`."""
+"""The commands for runs that are in their folders: `show`, `watch`, `export` and `compare`."""
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +15,19 @@ import typer
 
 from ..errors import SettingsError
 from ..files import results_folder, storing, write_whole
+from ..record import glance
 from ..report import (
     Compared,
     ledger_table,
     outcome_table,
+    run_page,
     settings_table,
     study_table,
     text_curve,
     write_comparison,
 )
 from ..run import SavedRun, load_run
+from ..watch import Watch
 from .shared import out, say
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -62,6 +67,28 @@ def show_command(folder: Folder) -> None:
         out.print(ledger_table(summary))
     picture = folder / "curve.png"
     say(f"curve: {picture}" if picture.exists() else "curve.png is drawn at the end of the run")
+
+
+def watch_command(
+    folder: Folder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on loopback; 0 is any that is free.")] = 0,
+    file: Annotated[Path | None, typer.Option("--out", help="Write the page to this file, and end.")] = None,
+) -> None:
+    """Serve a page about a run, on this machine only; it follows the run while it goes on."""
+    look = glance(folder)
+    if file is not None:
+        if file.is_dir():
+            raise SettingsError(f"--out {file} is a folder; name a file")
+        results_folder(file.parent, "--out")
+        with storing(file.parent):
+            write_whole(file, run_page(look, time.time()).encode(), file.with_name(f".{file.name}.tmp"))
+        say(f"{file}: the run as it is now")
+        return
+    watch = Watch(folder, port)
+    say(f"{folder}: {watch.address}")
+    say("The address has a token in it: whoever has it can see the run, from this machine. Ctrl-C ends this.")
+    with suppress(KeyboardInterrupt):
+        watch.serve()
 
 
 def export_command(

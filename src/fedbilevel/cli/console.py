@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..report import metric_text
 from ..run import Progress as Step
 from .shared import err
 
@@ -63,6 +64,5 @@ def _measure(record: dict[str, Any], metric: str | None) -> str:
     for name in (metric, "test_accuracy", "upper_loss"):
         value = None if name is None else record.get(name)
         if name is not None and value is not None:
-            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}"
-            return f"{name.removeprefix('test_').replace('_', ' ')} {shown}"
+            return f"{name.removeprefix('test_').replace('_', ' ')} {metric_text(name, value)}"
     return ""

@@ -14,7 +14,21 @@ from ..files import check_place, storing
 from ..problems import Quadratic
 from ..report import study_table
 from ..spec import load_spec
-from ..studies import QUICK, Runs, load_study, reproduce, study_names, tune
+from ..studies import (
+    QUICK,
+    SEEDS,
+    Application,
+    Runs,
+    Study,
+    application_names,
+    compare,
+    load_application,
+    load_study,
+    reproduce,
+    study_names,
+    tune,
+    verdict,
+)
 from ..studies.theory import run_theory, theory_table
 from .shared import Sets, SpecFile, err, out, say
 
@@ -23,11 +37,18 @@ JOBS = min(2, os.cpu_count() or 1)
 
 
 def reproduce_command(
-    names: Annotated[list[str], typer.Argument(help="Tables and figures, such as table2 figure3; or: all.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables and figures, such as table2, or: all; applications, such as cleaning, or: applications."
+        ),
+    ],
     folder: Annotated[Path, typer.Option("--out", help="Where tables, figures and report.html go.")] = Path(
         "results"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every run.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of every run; default: 1, and 5 for applications.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version; its results say so.")] = False,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Run this share of the rounds.")] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = JOBS,
@@ -39,20 +60,36 @@ def reproduce_command(
         typer.Option("--keep", help="Take finished runs from this folder, and add to it: a small file for each."),
     ] = None,
 ) -> None:
-    """Do the missing runs of the paper's tables and figures, and write ours beside the paper's."""
-    chosen = [load_study(name) for name in (study_names() if "all" in names else names)]
+    """Do the missing runs of tables and figures of the paper, or of applications with their controls."""
+    chosen = [_named(name) for name in _names(names)]
     if quick or share < 1:
-        chosen = [study.shortened(QUICK if quick else share) for study in chosen]
+        chosen = [each.shortened(QUICK if quick else share) for each in chosen]
+    studies = [each for each in chosen if isinstance(each, Study)]
     check_place(runs, "--runs")
     if kept is not None:
         check_place(kept, "--keep")
     with storing(folder):
-        how: Any = {"runs": Runs(runs), "jobs": jobs, "console": err, "kept": kept}
-        sections = reproduce(chosen, seeds=seeds, out=folder, **how)
+        how: Any = {"out": folder, "runs": Runs(runs), "jobs": jobs, "console": err, "kept": kept}
+        sections = reproduce(studies, seeds=seeds or 1, **how) if studies else []
+        compared = [(e, compare(e, seeds=seeds or SEEDS, **how)) for e in chosen if isinstance(e, Application)]
     for section in sections:
         out.print(study_table(section.title, section.rows))
         say(section.remarks)
-    say(f"report: {folder / 'report.html'}")
+    if sections:
+        say(f"report: {folder / 'report.html'}")
+    for application, cells in compared:
+        say(verdict(application, cells))
+        say(f"page: {folder / application.name}.md")
+
+
+def _names(names: list[str]) -> list[str]:
+    """The names with `all` and `applications` written out, each once."""
+    groups = {"all": study_names, "applications": application_names}
+    return list(dict.fromkeys(each for name in names for each in (groups[name]() if name in groups else [name])))
+
+
+def _named(name: str) -> Study | Application:
+    return load_application(name) if name in application_names() else load_study(name)
 
 
 def tune_command(

@@ -24,6 +24,7 @@ from ..ledger import Ledger
 from ..loggers import LoggedRun, Logger, Logs
 from ..reading import Unreadable, read_json
 from ..record import BOOKS, FEDERATION, FILES, Plan, RunFolder, restore_state
+from ..report import write_run_page
 from ..run import Observer, Progress, Result
 from ..spec import Spec
 from .job import CARRIED, CHECKPOINT, NAME, Order, write_job
@@ -127,6 +128,7 @@ class Submission:
         while True:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
+            folder.write_json(FEDERATION, record)  # whoever watches the run sees the names of its sites
             try:
                 self._attempt(spec, record["run"], job, _Follower(folder, spec.plan, observers, diary))
             finally:
@@ -134,6 +136,7 @@ class Submission:
                 job["seconds"] = round(time.time() - job["started"], 2)
                 folder.write_json(FEDERATION, record)
             if job.get("finished"):
+                write_run_page(folder)
                 break
             failed += 1
             final = not job.get("worth_another", True)

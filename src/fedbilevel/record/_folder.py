@@ -7,6 +7,7 @@
     summary.json             rounds, bytes and seconds to each accuracy, and the ledger
     environment.json         versions and machine
     curve.png                accuracy against rounds
+    report.html              the run on one page, as `fedbilevel watch` shows it while it goes on
     federation.json          on a real federation: its sites, and every job that it took
     sources.json             the SHA-256 of modules that the spec names, and changes that were accepted
 
@@ -19,7 +20,6 @@ in a file as a path.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +33,7 @@ from ..files import check_place, make_folder, rename, write_whole
 from ..reading import Unreadable, parse_json, read_bytes, read_json, read_toml
 from ._checkpoint import Checkpoint, Seal, decode, encode
 from ._environment import environment
+from ._lock import is_locked, take_lock
 from ._plan import Plan
 from ._shapes import Environment, Evaluation, Federation, Form, Sources, Summary, checked
 
@@ -50,7 +51,8 @@ LOCK = ".lock"
 FEDERATION = "federation.json"  # only a run on a real federation has it
 BOOKS = "privacy.jsonl"  # only a private run has it
 SOURCES = "sources.json"  # only a run whose spec names code by its address has it
-SOMETIMES = (*CHECKPOINTS[1:], FEDERATION, BOOKS, SOURCES)
+REPORT = "report.html"  # not if the run was told to draw nothing
+SOMETIMES = (*CHECKPOINTS[1:], FEDERATION, BOOKS, SOURCES, REPORT)
 TEMPORARY = tuple(f".{name}.tmp" for name in (*FILES, *SOMETIMES))
 
 
@@ -99,7 +101,7 @@ class RunFolder:
             kept = [r for r in self.history() if r["iteration"] <= reached]
             self._write("history.jsonl", _lines(kept))
             self._history = _History(plan.every, kept)
-            self._write("environment.json", _json(environment()))
+            self._write("environment.json", _json({**environment(), "iteration": max(reached, 0)}))
         except OSError as error:
             self.close()
             raise RunFolderError(
@@ -125,16 +127,14 @@ class RunFolder:
         if self._lock is not None:
             return
         stream = self.file(LOCK).open("a+")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take_lock(stream.fileno()):
             stream.seek(0)
             owner = stream.read().strip() or "unknown"
             stream.close()
             raise RunFolderError(
                 f"--out {self.path} is in use by another run (process {owner}); "
                 "wait for its end or choose another folder"
-            ) from None
+            )
         stream.truncate(0)
         stream.write(f"{os.getpid()}\n")
         stream.flush()
@@ -281,13 +281,9 @@ class RunFolder:
         """Whether a process has the folder at this moment: its run is under way."""
         try:
             with self.file(LOCK).open() as stream:
-                # Shared, so that two readers do not take each other for a run; released when the file is closed.
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+                return is_locked(stream.fileno())
         except OSError:
             return False  # there is no lock file, or the folder can only be read
-        return False
 
     def _check_unchanged(self, plan: Plan) -> None:
         """Raise if the settings differ from those that the run was started with; only `stop` may change."""

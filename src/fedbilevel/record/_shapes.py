@@ -69,6 +69,37 @@ class Federation(Form):
     jobs: list[dict[str, Any]]
 
 
+class Spent(Form):
+    """What the rounds of a step cost, in the ledger."""
+
+    rounds: Counted
+    bytes_up: Counted
+    bytes_down: Counted
+    seconds: float
+    rejected: Counted
+    wire_up: Counted = 0
+    wire_down: Counted = 0
+
+
+class Excluded(Form):
+    """A client that was excluded, in the ledger."""
+
+    client: Counted
+    round: Counted
+    until: Counted
+
+
+class Books(Form):
+    """The ledger, as a checkpoint and a summary have it."""
+
+    steps: dict[str, Spent]
+    rejected: dict[str, dict[str, dict[str, Counted]]]  # by step, client and reason
+    said: dict[str, list[str]] = {}
+    exclusions: list[Excluded] = []
+    forgotten: dict[str, Counted] = {}
+    silent: dict[str, list[int | str]] = {}  # a round, the number of replies, and the reason
+
+
 class Sources(Form):
     """The file sources.json."""
 

@@ -42,5 +42,10 @@ def points(history: History, measure: str) -> list[tuple[Mapping[str, Any], floa
     return [(record, float(record[measure])) for record in history if _is_number(record.get(measure))]
 
 
+def metric_text(name: str, value: float) -> str:
+    """A value of a metric, for people: accuracies in per cent."""
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}"
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 from ._many import run_many, train_many
 from ._rehearsal import Zeros
-from ._saved import SavedRun, Status, load_run
+from ._saved import SavedRun, load_run
 from ._train import OnDivergence, metrics_of, run, train
 from ._watching import Observer, Progress, Result
 
@@ -12,7 +12,6 @@ __all__ = [
     "Progress",
     "Result",
     "SavedRun",
-    "Status",
     "Zeros",
     "load_run",
     "metrics_of",

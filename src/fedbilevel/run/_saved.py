@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -18,13 +18,11 @@ from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
 from ..own import KEPT, own_part
 from ..problem import BilevelProblem, Flat, Problem
-from ..record import Checkpoint, RunFolder, flatten_state, summarise
+from ..record import Checkpoint, RunFolder, Status, flatten_state, status_of, summarise
 from ..settings import choose
 from ..spec import Spec, parse
 from ._course import CLIENTS
 from ._personal import NEWCOMER, Newcomer, join, own_lowers
-
-Status = Literal["finished", "failed", "under way", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -216,12 +214,4 @@ def load_run(folder: str | Path, problem: BilevelProblem | None = None) -> Saved
         raise RunFolderError(f"{place} holds no run: there is no spec.toml in it; name a run folder")
     settings, history = files.settings(), files.history()
     written = files.summary() if files.file("summary.json").exists() else None
-    return SavedRun(place, settings, _status(files, history, written), history, problem, written)
-
-
-def _status(files: RunFolder, history: list[dict[str, Any]], written: Mapping[str, Any] | None) -> Status:
-    if files.in_use():
-        return "under way"
-    if written is None or (history and history[-1]["iteration"] > written["iterations"]):
-        return "interrupted"  # the summary is that of a smaller budget, if there is one
-    return "finished" if written.get("failure") is None else "failed"
+    return SavedRun(place, settings, status_of(files.in_use(), history, written), history, problem, written)
