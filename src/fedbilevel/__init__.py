@@ -34,7 +34,17 @@ from .algorithms import (
 )
 from .batch import Batch
 from .check import check
-from .data import ClientData, Clients, ClientSize, Dataset, LazyClients, ListedClients, Part, clients_from
+from .data import (
+    ClientData,
+    Clients,
+    ClientSize,
+    Dataset,
+    LazyClients,
+    ListedClients,
+    Part,
+    clients_from,
+    lower_only,
+)
 from .engines import Call, Capabilities, ClientStates, Engine, Fault, Fused, Loop, Reason, Replies, Simulation
 from .errors import (
     CheckpointError,
@@ -216,6 +226,7 @@ __all__ = [
     "heads",
     "load_run",
     "load_spec",
+    "lower_only",
     "regions_of",
     "run",
     "settings",

@@ -151,6 +151,9 @@ class Problem:
     own      initial upper variables that every client has for itself, beside the x that all share: a pytree of
              arrays and of `PerRow`, which has a variable for each row. They stay with the client and are never
              sent. The losses read them as `batch.own`. With own variables, x may be None: nothing is shared then
+    server   upper rows that only the server has. The upper loss is then taken there, on these rows, and clients
+             have lower losses alone (`lower_only` makes their data). A site of a real federation, which does not
+             have the rows, gives "elsewhere"
     lower_is   "global": all clients share one y, which solves the mean of the lower losses. "local": every client
              has its own y_i, which solves its own lower loss and stays with it; y is where each of them starts
     """
@@ -168,6 +171,7 @@ class Problem:
     feasible_y: Projection | None = None
     own: PyTree = None
     lower_is: LowerIs = "global"
+    server: Part | Literal["elsewhere"] | None = None
 
     traceable: ClassVar[bool] = True
 
@@ -183,10 +187,20 @@ class Problem:
                 "feasible_y is wrong with lower_is = 'local': only the server projects, and it never sees a "
                 "client's y; put the constraint into the lower loss, for example by another parametrisation"
             )
+        if self.server is not None and not isinstance(self.server, Part) and self.server != "elsewhere":
+            raise SettingsError(
+                f"server is of type {type(self.server).__name__}; give a Part of rows, or 'elsewhere'"
+            )
+        if self.lower_is == "local" and self.server is not None:
+            raise SettingsError(
+                "server is wrong with lower_is = 'local': the server never sees a client's y, so it cannot take "
+                "the upper loss there; give the upper rows to clients"
+            )
         _ = self.flat_x, self.flat_y, self.own_part  # raises if they are no parameters
         for loss in (self.lower, self.upper):
             if isinstance(loss, Softmax):
                 loss.check(self.flat_y.restore(self.flat_y.vector))
+        _ = self.at_clients  # made here, because a program that is traced cannot look at the start
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: the fields. What is computed from them cannot always be sent."""
@@ -236,7 +250,12 @@ class Problem:
         self, held: Mapping[str, Array], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
     ) -> Oracle:
         """The oracle of one client: derivatives of the losses by JAX."""
-        return JaxOracle(self, held, data, memory, kept)
+        return JaxOracle(self.at_clients, held, data, memory, kept)
+
+    @cached_property
+    def at_clients(self) -> Problem:
+        """The problem of a client: without the upper loss if the upper rows are at the server."""
+        return self if self.server is None else dataclasses.replace(self, upper=nothing, server=None)
 
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array:
         """The lower or upper loss at flat vectors."""
@@ -259,6 +278,11 @@ class Problem:
     def measured(self, x: Array, y: Array, batch: Batch) -> Mapping[str, Array]:
         """`metrics` at flat vectors on a batch."""
         return {} if self.metrics is None else self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
+
+
+def nothing(x: Any, y: Any, batch: Batch) -> Array:
+    """A loss that is zero everywhere."""
+    return jnp.zeros(())
 
 
 def lower_kind(problem: BilevelProblem) -> LowerIs:
@@ -300,10 +324,23 @@ class Task(NamedTuple):
     closed: Any = None
 
 
-def task_with_test(problem: BilevelProblem, clients: Clients, test: Part) -> Task:
-    """A task measured by the problem's metrics on rows kept at the server."""
+def task_with_test(problem: BilevelProblem, clients: Clients, test: Part, valid: Part | None = None) -> Task:
+    """A task measured by the problem's metrics on rows kept at the server.
+
+    `valid` has rows for the choice of settings, which no client has: their `test_accuracy` is `valid_accuracy`.
+    """
     if not isinstance(problem, Problem):
         raise SettingsError("test rows need the metrics of a Problem; give measure(x, y) instead")
     device = jax.local_devices()[0]  # Only one device measures; several would each measure everything.
-    rows, compiled = jax.device_put(test, device), jax.jit(problem.measure)
+    parts = {"test_": test} if valid is None else {"test_": test, "valid_": valid}
+    rows, measured = jax.device_put(parts, device), problem.measure
+
+    @jax.jit
+    def compiled(x: Array, y: Array, rows: Mapping[str, Part]) -> dict[str, Array]:
+        found = dict(measured(x, y, rows["test_"]))
+        if "valid_" in rows:
+            own = measured(x, y, rows["valid_"])
+            found |= {"valid_" + name.removeprefix("test_"): value for name, value in own.items()}
+        return found
+
     return Task(problem, clients, lambda x, y: compiled(*jax.device_put((x, y), device), rows))

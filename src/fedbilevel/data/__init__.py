@@ -2,7 +2,17 @@
 
 from ._cache import cache_folder, fetch
 from ._catalogue import DATASETS, Entry, files_of
-from ._clients import ClientData, Clients, ClientSize, LazyClients, ListedClients, Part, clients_from, test_rows
+from ._clients import (
+    ClientData,
+    Clients,
+    ClientSize,
+    LazyClients,
+    ListedClients,
+    Part,
+    clients_from,
+    lower_only,
+    test_rows,
+)
 from ._dataset import Dataset
 from ._describe import dataset_table, draw_labels, label_counts, label_table
 from ._loading import load, load_function
@@ -36,6 +46,7 @@ __all__ = [
     "label_table",
     "load",
     "load_function",
+    "lower_only",
     "partition",
     "test_rows",
 ]

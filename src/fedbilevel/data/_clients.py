@@ -45,6 +45,14 @@ class ClientData(NamedTuple):
         return {name: part for name, part in self._asdict().items() if part is not None}
 
 
+def lower_only(lower: Part) -> ClientData:
+    """The data of a client without upper rows, because the server has them (`Problem.server`).
+
+    Every part of a client has a row, so its upper part is its first lower row, on which its upper loss is zero.
+    """
+    return ClientData(lower, jax.tree.map(lambda a: a[:1], lower))
+
+
 class Clients(Protocol):
     """The registered clients. Data are loaded when asked for, so registering a client costs nothing.
 

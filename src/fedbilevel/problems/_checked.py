@@ -65,11 +65,12 @@ class Rows(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """The rows of every client with their true labels, and the test rows."""
+    """The rows of every client with their true labels, the test rows, and those by which settings are chosen."""
 
     unchecked: list[Rows]
     checked: list[Rows]
     test: Rows
+    valid: Rows | None
     classes: int
     shape: tuple[int, int, int]
 
@@ -90,6 +91,11 @@ class CheckedRows:
     ] = 60
     rows: Annotated[Count, about("unchecked rows of a client")] = 50
     checked: Annotated[Count, about("checked rows of a client, which are right")] = 3
+    valid: Annotated[
+        int,
+        Field(ge=0),
+        about("further right rows, which nobody trains on: valid_accuracy is measured there, to choose settings"),
+    ] = 0
     train_on: Annotated[
         Literal["unchecked", "checked", "both"],
         about(
@@ -123,12 +129,15 @@ class CheckedRows:
                 )
             return Rows(inputs(own[:count]), dataset.train_targets[own[:count]])
 
-        unchecked, checked = [], []
-        for client in range(data.clients):
+        unchecked, checked, valid = [], [], list[Rows]()
+        for client, count in enumerate(_shares(self.valid, data.clients)):
             own, cut = parts.rows(client), parts.size(client).lower
             unchecked.append(first("rows", own[:cut], self.rows, client))
             checked.append(first("checked", own[cut:], self.checked, client))
-        return Dealt(unchecked, checked, Rows(test, dataset.test_targets), dataset.classes, dataset.shape)
+            if count:
+                valid.append(first("valid", own[cut + self.checked :], count, client))
+        others = Rows(*(np.concatenate(each) for each in zip(*valid, strict=True))) if self.valid else None
+        return Dealt(unchecked, checked, Rows(test, dataset.test_targets), others, dataset.classes, dataset.shape)
 
     def _inputs(self, dataset: Dataset) -> tuple[Callable[[Any], Floats], Floats]:
         """The inputs of training rows by their numbers, and those of all test rows."""
@@ -163,6 +172,11 @@ def principal_components(dataset: Dataset, count: int) -> Callable[[Floats], Flo
         return np.asarray((rows - mean) @ basis / scale, np.float32)
 
     return turn
+
+
+def _shares(total: int, count: int) -> list[int]:
+    """A number in parts that differ by at most one."""
+    return [total // count + (place < total % count) for place in range(count)]
 
 
 def chosen_share(count: int, share: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:

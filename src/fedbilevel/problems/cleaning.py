@@ -57,8 +57,9 @@ class Cleaning(CheckedRows):
         noisy = [self._replaced(rows, dealt.classes, seed, i) for i, rows in enumerate(dealt.unchecked)]
         right = np.concatenate([a.labels == b.labels for a, b in zip(noisy, dealt.unchecked, strict=True)])
         clients = ListedClients([self._client(i, noisy[i], dealt.checked[i]) for i in range(data.clients)])
-        judges = part(dealt.test, row=np.int32(0), weighs=np.float32(0))
-        made = task_with_test(self._problem(dealt, right, seed), clients, judges)
+        columns = dict(row=np.int32(0), weighs=np.float32(0))
+        test, valid = part(dealt.test, **columns), None if dealt.valid is None else part(dealt.valid, **columns)
+        made = task_with_test(self._problem(dealt, right, seed), clients, test, valid)
         if self.weights != "shared":
             return made
 

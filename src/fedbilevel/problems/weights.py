@@ -25,7 +25,8 @@ from pydantic import Field
 
 from .. import rng
 from ..batch import Batch
-from ..data import ClientData, DataSettings, ListedClients
+from ..data import ClientData, DataSettings, ListedClients, Part, lower_only
+from ..errors import SettingsError
 from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
 from ._checked import CERTAIN, CheckedRows, Dealt, Rows, area_under_curve, chosen_share, known, part
@@ -52,6 +53,10 @@ class ClientWeights(CheckedRows):
             "(inputs times -1); nothing (free riders, whose rows count as nothing)"
         ),
     ] = "random-labels"
+    checked_at: Annotated[
+        Literal["clients", "server"],
+        about("who has the checked rows: each client its own, or the server all of them, which it never sends"),
+    ] = "clients"
     weights: Annotated[
         Literal["sigmoid", "softmax"], about("the weight of client i: sigmoid(x_i), or m softmax(x)_i")
     ] = "sigmoid"
@@ -62,13 +67,21 @@ class ClientWeights(CheckedRows):
 
     makes_data: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.checked_at == "server" and self.train_on != "unchecked":
+            raise SettingsError(
+                f"problem.checked_at = 'server' is wrong with problem.train_on = {self.train_on!r}: clients "
+                "cannot train on rows that they do not have; use checked_at = 'clients' for this control"
+            )
+
     def task(self, data: DataSettings, seed: int) -> Task:
         """Deal the rows, make those of the bad clients wrong, and measure how well x tells them apart."""
         dealt = self.deal(data, seed)
         bad = chosen_share(data.clients, self.bad, seed, "bad clients")
         clients = ListedClients([self._client(i, dealt, bool(bad[i]), seed) for i in range(data.clients)])
-        judges = part(dealt.test, client=np.int32(0), weighs=np.float32(0), counts=np.float32(1))
-        made = task_with_test(self._problem(dealt, bad, seed), clients, judges)
+        columns = dict(client=np.int32(0), weighs=np.float32(0), counts=np.float32(1))
+        test, valid = part(dealt.test, **columns), None if dealt.valid is None else part(dealt.valid, **columns)
+        made = task_with_test(self._problem(dealt, bad, seed), clients, test, valid)
 
         def measure(x: Array, y: Array) -> Mapping[str, Any]:
             weights = np.asarray(self.weight(x))
@@ -106,7 +119,15 @@ class ClientWeights(CheckedRows):
             metrics=lambda x, y, batch: learner.metrics(y, batch.inputs["features"], batch),
             predict=lambda x, y, inputs: learner.scores(y, inputs["features"]),
             over="map" if self.model == "cnn" else "vmap",
+            server=self._server(dealt),
         )
+
+    def _server(self, dealt: Dealt) -> Part | None:
+        """The checked rows, if the server has them."""
+        if self.checked_at == "clients":
+            return None
+        rows = Rows(*(np.concatenate(each) for each in zip(*dealt.checked, strict=True)))
+        return part(rows, client=np.int32(0), weighs=np.float32(0), counts=np.float32(1))
 
     def _client(self, client: int, dealt: Dealt, bad: bool, seed: int) -> ClientData:
         unchecked, checked = dealt.unchecked[client], dealt.checked[client]
@@ -118,7 +139,8 @@ class ClientWeights(CheckedRows):
         if self.train_on == "checked":
             return ClientData(judging, judging)
         if self.train_on == "unchecked":
-            return ClientData(part(unchecked, client=number, weighs=np.float32(1), counts=counts), judging)
+            own = part(unchecked, client=number, weighs=np.float32(1), counts=counts)
+            return lower_only(own) if self.checked_at == "server" else ClientData(own, judging)
         both = unchecked.and_those_of(checked)
         first = np.arange(len(both.labels)) < len(unchecked.labels)
         columns = dict(weighs=first.astype(np.float32), counts=np.where(first, counts, 1).astype(np.float32))

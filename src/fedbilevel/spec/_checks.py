@@ -79,6 +79,11 @@ def check_problem(algorithm: Algorithm, problem: BilevelProblem) -> None:
     check_lower(algorithm, problem)
     check_feasible(algorithm, problem)
     check_own(algorithm, problem)
+    if getattr(problem, "server", None) is not None and not algorithm.needs_server:
+        raise SettingsError(
+            f"algorithm.name = {_name(algorithm)!r} is wrong: the upper rows of this problem are at the server, "
+            "and it has none; use another method, or give the upper rows to clients"
+        )
 
 
 def check_lower(algorithm: Algorithm, problem: BilevelProblem) -> None:
