@@ -20,8 +20,9 @@ from ..problem import Task
 from ..problems import Quadratic
 from ..report import Reached
 from ..spec import Spec, check_problem, parse
-from ..studies import Runs, do_runs
-from ..studies.counting import costs
+from ..stepsizes import step_sizes
+from ..studies import Runs, alone, do_runs_or_alone
+from ..studies.counting import Cost, costs
 from ..theory import floor_of
 from ..trials import trials_of
 from ._entries import Entry, Point, at_edge, grid
@@ -42,6 +43,7 @@ class Bench:
     jobs: int
     console: Console
     tasks: dict[int, Task] = field(default_factory=dict)
+    known: dict[Any, Cost] = field(default_factory=dict)
     L: float = 0.0
 
     def enter(self, method: Entry, seeds: int, points: int) -> Entered:
@@ -64,7 +66,7 @@ class Bench:
         entered.chosen, entered.edge = tried[best], at_edge(method, tried[best], tried)
         chosen = [self._spec(method, tried[best], seed) for seed in range(1, seeds + 1)]
         if not isinstance(done[best].federation.engine, FusedSettings):
-            chosen = [self._alone(each) for each in chosen]
+            chosen = [alone(each) for each in chosen]
         long = [self._longer(each) for each in chosen] if self.problem.floor else []
         self._do([*long, *chosen])
         entered.spec = chosen[0]
@@ -97,22 +99,7 @@ class Bench:
         return None if self.runs.failure(spec) else at_the_end(self.runs.history(spec), self.problem.select)
 
     def _do(self, specs: Sequence[Spec]) -> list[Spec]:
-        """Do the runs that are missing; return the specs as they were run: fused if they can be."""
-        try:
-            do_runs(specs, self.runs, jobs=self.jobs, console=self.console, draw=False)
-            return [*specs]
-        except SettingsError as error:
-            if not any(isinstance(each.federation.engine, FusedSettings) for each in specs):
-                raise
-            self.console.print(f"not in one program: {error}", markup=False, highlight=False)
-        alone = [self._alone(each) for each in specs]
-        do_runs(alone, self.runs, jobs=self.jobs, console=self.console, draw=False)
-        return alone
-
-    @staticmethod
-    def _alone(spec: Spec) -> Spec:
-        """The spec on the engine that does one round at a time."""
-        return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
+        return do_runs_or_alone(specs, self.runs, jobs=self.jobs, console=self.console)
 
     def _longer(self, spec: Spec) -> Spec:
         """The spec of the long run that shows the floor. It is evaluated less often."""
@@ -141,7 +128,11 @@ class Bench:
         spec = self._parsed(own, seed, every=1)
         task = self._task(seed, spec)
         check_problem(spec.algorithm, task.problem)
-        cost = next(iter(costs(self._alone(spec), task)))
+        sizes = {each.setting for each in step_sizes(spec.algorithm)}
+        alike = method, tuple((name, value) for name, value in point.items() if name not in sizes)
+        if alike not in self.known:  # what an iteration costs does not depend on the values of its step sizes
+            self.known[alike] = next(iter(costs(alone(spec), task)))
+        cost = self.known[alike]
         if isinstance(problem.rows, int) and cost.rows > problem.rows:
             own |= dict.fromkeys(known.rows, max(1, problem.rows**2 // cost.rows))
         return self._parsed(own, seed, every=max(1, round(problem.look / max(cost.rounds, 1))))
@@ -190,7 +181,7 @@ class Bench:
         """A run as it is shown, with what its clients have computed."""
         history, task = self.runs.history(spec), self._task(spec.seed, spec)
         iterations = max((record["iteration"] for record in history), default=0)
-        each = costs(self._alone(spec), task)
+        each = costs(alone(spec), task)
         known = [cost.work for cost in itertools.islice(each, min(iterations, ALIKE))]
         if len(set(known)) == 1:  # a method that draws nothing of its own does the same in every iteration
             known *= iterations

@@ -19,7 +19,7 @@ from rich.console import Console
 from ..files import results_folder
 from ..record import environment
 from ..report import Board, BoardEntry, BoardTable, markdown_table, write_board
-from ..studies import Runs, clock
+from ..studies import Clock, Runs
 from ._bench import Bench, Entered
 from ._entries import Entry
 from ._problems import BoardProblem
@@ -47,7 +47,7 @@ def leaderboard(
     every problem, so that an interrupted leaderboard has one.
     """
     results_folder(out, "--out")
-    progress = _Clock(len(problems) * len(methods), console)
+    progress = Clock(len(problems) * len(methods), console)
     boards: list[BoardTable] = []
     rows: list[dict[str, Any]] = []
     for problem in problems:
@@ -171,21 +171,3 @@ def _write(
         lines.append(f"## {each.title} (`{each.name}`)\n\n{each.note}.\n\n{markdown_table(shown)}\n")
     (out / "leaderboard.md").write_text("\n".join(lines))
     (out / "leaderboard.json").write_text(json.dumps(rows, indent=1) + "\n")
-
-
-class _Clock:
-    """Tells what is done, and about how long the rest takes."""
-
-    def __init__(self, total: int, console: Console) -> None:
-        self._total, self._console, self._done = total, console, list[float]()
-
-    def tell(self, what: str, seconds: float) -> None:
-        self._done.append(seconds)
-        worked = [each for each in self._done if each > 1.0] or self._done
-        left = (self._total - len(self._done)) * sum(worked) / len(worked)
-        self._console.print(
-            f"{len(self._done)} of {self._total}: {what}; {seconds:.0f} s, left about {clock(left)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )

@@ -1,19 +1,30 @@
-"""Studies: the paper's results and claims, run again and compared with the paper."""
+"""Studies: the paper's results, run again beside the paper's; applications beside their controls."""
 
+from .application import Application, application_names, load_application
+from .comparison import SEEDS, compare, verdict
 from .reproduce import reproduce
-from .runner import Runs, clock, run_all
+from .runner import Clock, Runs, clock, run_all
 from .study import QUICK, Study, load_study, study_names
-from .tune import do_runs, tune
+from .tune import alone, do_runs, do_runs_or_alone, tune
 
 __all__ = [
     "QUICK",
+    "SEEDS",
+    "Application",
+    "Clock",
     "Runs",
     "Study",
+    "alone",
+    "application_names",
     "clock",
+    "compare",
     "do_runs",
+    "do_runs_or_alone",
+    "load_application",
     "load_study",
     "reproduce",
     "run_all",
     "study_names",
     "tune",
+    "verdict",
 ]

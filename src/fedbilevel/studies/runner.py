@@ -235,3 +235,22 @@ def clock(seconds: float) -> str:
     """Seconds as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+class Clock:
+    """Tells what is done of several things, and about how long the rest takes."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._total, self._console, self._done = total, console, list[float]()
+
+    def tell(self, what: str, seconds: float) -> None:
+        """Say that one more is done. Those that took no time were done before, and say nothing about the rest."""
+        self._done.append(seconds)
+        worked = [each for each in self._done if each > 1.0] or self._done
+        left = (self._total - len(self._done)) * sum(worked) / len(worked)
+        self._console.print(
+            f"{len(self._done)} of {self._total}: {what}; {seconds:.0f} s, left about {clock(left)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ..errors import SettingsError, UnknownName
 from ..report import ROWS
 from ..spec import Spec, load_spec
+from .application import application_names
 
 Kind = Literal["rounds", "accuracy", "curves", "points", "exchanges"]
 QUICK = 0.05  # the share of the rounds that a quick study runs
@@ -78,7 +79,7 @@ def study_names() -> list[str]:
 def load_study(name: str) -> Study:
     """Read a study and check all of its specs."""
     if name not in study_names():
-        raise UnknownName("study", name, study_names())
+        raise UnknownName("study", name, [*study_names(), *application_names()])
     text = (resources.files("fedbilevel.studies") / "specs" / f"{name}.toml").read_text()
     raw = tomllib.loads(text)
     common = raw.get("common", {})

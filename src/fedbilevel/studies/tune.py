@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from ..engines import FusedSettings
+from ..engines import ENGINES, FusedSettings
 from ..errors import SettingsError, UnknownName, one_line, shown
 from ..files import results_folder
 from ..record import Mode, direction, in_window
@@ -134,6 +134,25 @@ def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, d
         run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()], draw=draw)
     others = [s for s in specs if not isinstance(s.federation.engine, FusedSettings)]
     run_all(others, runs, jobs=jobs, console=console)
+
+
+def do_runs_or_alone(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> list[Spec]:
+    """Do the runs that are missing; return the specs as they were run: on the engine `fused` if they can be."""
+    try:
+        do_runs(specs, runs, jobs=jobs, console=console, draw=False)
+        return [*specs]
+    except SettingsError as error:
+        if not any(isinstance(each.federation.engine, FusedSettings) for each in specs):
+            raise
+        console.print(f"not in one program: {error}", markup=False, highlight=False)
+    made = [alone(each) for each in specs]
+    do_runs(made, runs, jobs=jobs, console=console, draw=False)
+    return made
+
+
+def alone(spec: Spec) -> Spec:
+    """The spec on the engine that does one round at a time."""
+    return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
 
 def _best_first(values: Sequence[float | None], mode: Mode) -> list[int]:

@@ -1,0 +1,303 @@
+"""Comparing methods and controls on an application: tune each alike, run the seeds, and write the page.
+
+The rule, for every row alike: the same data, budget of rounds and cohort; the same number of points, tried with
+one seed and chosen by a metric of validation rows; and then other seeds of the chosen point. The first line of
+the page says where a bilevel method is behind a control.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..errors import SettingsError
+from ..files import results_folder
+from ..record import better, direction, in_window
+from ..report import Scored, draw_controls, markdown_table
+from ..spec import Spec
+from .application import TUNING, Application, Column, Row
+from .kept import keep, take
+from .runner import Clock, Runs
+from .tune import alone, do_runs_or_alone
+
+SEEDS = 5  # of the chosen point
+SHARES = ("accuracy", "auc", "precision", "recall")  # metrics that are shares, and are shown in per cent
+
+
+@dataclass
+class Cell:
+    """A row in a column.
+
+    chosen    the point that was chosen; None if all diverged
+    tried     the value of `select` at each point; None if it diverged
+    specs     the runs of the chosen point, as they were run
+    values    the metrics of the table at the end of each of them; None if it diverged
+    """
+
+    row: Row
+    column: Column
+    tried: list[float | None] = field(default_factory=list)
+    chosen: dict[str, Any] | None = None
+    specs: list[Spec] = field(default_factory=list)
+    values: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def mean(self, metric: str) -> float | None:
+        """The mean over the seeds; None if a seed lacks the metric."""
+        known = self._known(metric)
+        return None if known is None else float(np.mean(known))
+
+    def deviation(self, metric: str) -> float:
+        """The standard deviation of the seeds, with n - 1."""
+        known = self._known(metric)
+        return float(np.std(known, ddof=1)) if known is not None and len(known) > 1 else 0.0
+
+    def _known(self, metric: str) -> list[float] | None:
+        values = self.values.get(metric, [])
+        known = [value for value in values if value is not None]
+        return known if known and len(known) == len(values) else None
+
+
+def compare(
+    application: Application,
+    *,
+    seeds: int,
+    out: Path,
+    runs: Runs,
+    jobs: int,
+    console: Console,
+    kept: Path | None = None,
+) -> list[Cell]:
+    """Do the missing runs; write NAME.md, .json, .csv and .png to `out`; return the cells.
+
+    Finished runs are taken from the folder `kept`, and are added to it after every cell.
+    """
+    results_folder(out, "--out")
+    progress, cells = Clock(len(application.cells), console), list[Cell]()
+    for row, column in application.cells:
+        start = time.monotonic()
+        cell = _cell(application, row, column, seeds, runs, jobs, console, kept)
+        cells.append(cell)
+        progress.tell(f"{column.label}, {row.label}: {shown(cell, application.metric)}", time.monotonic() - start)
+    _write(application, cells, seeds, out, runs)
+    return cells
+
+
+def _cell(
+    application: Application,
+    row: Row,
+    column: Column,
+    seeds: int,
+    runs: Runs,
+    jobs: int,
+    console: Console,
+    kept: Path | None,
+) -> Cell:
+    """Try the points of a row in a column, and run the chosen one with the other seeds."""
+
+    def do(specs: list[Spec]) -> list[Spec]:
+        if kept is not None:
+            for each in (specs, [alone(spec) for spec in specs]):
+                take(runs, each, kept)
+        done = [alone(s) if runs.share(alone(s)) == 1.0 else s for s in specs]  # an earlier run may be alone
+        done = do_runs_or_alone(done, runs, jobs=jobs, console=console)
+        if kept is not None:
+            keep(runs, done, kept)
+        return done
+
+    cell, points = Cell(row, column), row.points
+    tried = do([application.of(row, column, point, TUNING) for point in points])
+    cell.tried = [_end(runs, spec, application.select) for spec in tried]
+    if all(value is None for value in cell.tried):
+        return cell
+    cell.chosen = points[best_of(cell.tried, application)]
+    cell.specs = do([application.of(row, column, cell.chosen, TUNING + 1 + seed) for seed in range(seeds)])
+    for metric in application.metrics:
+        cell.values[metric] = [_end(runs, spec, metric) for spec in cell.specs]
+    return cell
+
+
+def best_of(values: Sequence[float | None], application: Application) -> int:
+    """The place of the best value by the metric of the choice; the first one among equals."""
+    mode = direction(application.select)
+    sound = [place for place, value in enumerate(values) if value is not None]
+    best = sound[0]
+    for place in sound[1:]:
+        if better(values[place], values[best], mode):  # type: ignore[arg-type]
+            best = place
+    return best
+
+
+def _end(runs: Runs, spec: Spec, metric: str) -> float | None:
+    """A metric at the end of a run, as a mean over `evaluate.window`; None if the run diverged."""
+    if runs.failure(spec) is not None:
+        return None
+    history = runs.history(spec)
+    return in_window(history, metric, spec.evaluate.window)["mean"]
+
+
+def verdict(application: Application, cells: Sequence[Cell]) -> str:
+    """Where a bilevel method is behind the best control, and where it is ahead. An oracle is no control."""
+    metric, ahead, behind = application.metric, list[str](), list[str]()
+    for column in application.columns:
+        here = [cell for cell in cells if cell.column == column and cell.mean(metric) is not None]
+        own = _leader([cell for cell in here if cell.row.kind == "bilevel"], application)
+        control = _leader([cell for cell in here if cell.row.kind == "control"], application)
+        if own is None or control is None:
+            continue
+        apart = abs(own.mean(metric) - control.mean(metric))  # type: ignore[operator]
+        text = f"{column.label} by {_difference(apart, metric)} ({own.row.label} against {control.row.label})"
+        won = better(own.mean(metric), control.mean(metric), application.mode)  # type: ignore[arg-type]
+        (ahead if won else behind).append(text)
+    if not ahead and not behind:
+        return "No bilevel method stands beside a control here."
+    if not behind:
+        where = f"all {len(ahead)} columns" if len(ahead) > 1 else "its column"
+        return f"Bilevel is ahead of every control in {where}: {'; '.join(ahead)}."
+    lost = f"Bilevel is behind its best control in {len(behind)} of {len(ahead) + len(behind)} columns: "
+    return lost + "; ".join(behind) + "." + (f" It is ahead in {'; '.join(ahead)}." if ahead else "")
+
+
+def _leader(cells: Sequence[Cell], application: Application) -> Cell | None:
+    sign = 1.0 if application.mode == "max" else -1.0
+    return max(cells, key=lambda cell: sign * (cell.mean(application.metric) or 0.0), default=None)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, which is shown in per cent."""
+    return metric.endswith(SHARES)
+
+
+def _difference(value: float, metric: str) -> str:
+    return f"{100 * value:.2f} points" if is_share(metric) else f"{value:.3g}"
+
+
+def shown(cell: Cell, metric: str) -> str:
+    """A mean and its deviation; a dash if the row does not have the metric."""
+    mean, deviation = cell.mean(metric), cell.deviation(metric)
+    if mean is None:
+        failed = sum(value is None for value in cell.values.get(metric, [])) if cell.chosen else 0
+        return "diverged" if cell.chosen is None or (metric.startswith("test") and failed) else "-"
+    return f"{100 * mean:.2f} ± {100 * deviation:.2f}" if is_share(metric) else f"{mean:.4g} ± {deviation:.2g}"
+
+
+def table(application: Application, cells: Sequence[Cell], metric: str) -> list[dict[str, Any]]:
+    """The rows of the page for a metric, as texts."""
+    made = list[dict[str, Any]]()
+    for row in application.rows:
+        if metric in application.found and row.kind != "bilevel":
+            continue
+        own = {cell.column.label: shown(cell, metric) for cell in cells if cell.row == row}
+        texts = {column.label: own.get(column.label, "-") for column in application.columns}
+        if metric == application.metric or any(text != "-" for text in texts.values()):
+            made.append({"": row.label + ("" if row.kind == "control" else f" ({row.kind})"), **texts})
+    return made
+
+
+def _records(application: Application, cells: Sequence[Cell], runs: Runs) -> list[dict[str, Any]]:
+    """A record for every cell, for NAME.json and NAME.csv."""
+    made = []
+    for cell in cells:
+        record: dict[str, Any] = {"row": cell.row.label, "kind": cell.row.kind, "column": cell.column.label}
+        for metric in application.metrics:
+            mean = cell.mean(metric)
+            record[metric] = None if mean is None else round(mean, 6)
+            record[f"{metric}_deviation"] = None if mean is None else round(cell.deviation(metric), 6)
+            record[f"{metric}_seeds"] = cell.values.get(metric, [])
+        record["chosen"], record["tried"] = cell.chosen, cell.tried
+        if cell.specs:
+            ends = [runs.history(spec)[-1] for spec in cell.specs]
+            clients = cell.specs[0].data.clients
+            record["rounds"] = ends[0]["rounds"]
+            record["megabytes_a_client"] = round((ends[0]["bytes_up"] + ends[0]["bytes_down"]) / 1e6 / clients, 3)
+            record["seconds"] = round(float(np.mean([end["seconds"] for end in ends])), 2)
+        made.append(record)
+    return made
+
+
+def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Path, runs: Runs) -> None:
+    name, records = application.name, _records(application, cells, runs)
+    made = [runs.of(spec).environment()["revision"] for cell in cells for spec in cell.specs]
+    revision = ", ".join(dict.fromkeys(map(str, made)))
+    command = f"fedbilevel reproduce {name} --seeds {seeds}" + (
+        f" --share {application.share:g}" if application.share < 1 else ""
+    )
+    short = " SHORT: not all of the rounds were run." if application.share < 1 else ""
+    rule = (
+        f"Means and standard deviations of {seeds} seeds. Of every row {application.points} points were tried in "
+        f"every column with a further seed, and the best by {_words(application.select)} was taken.{short}"
+    )
+    parts = [
+        f"# {application.title}",
+        f"**{verdict(application, cells)}**",
+        application.note.strip(),
+        rule,
+        f"`{command}`, revision {revision}.",
+        f"## {_words(application.metric).capitalize()}" + (", per cent" if is_share(application.metric) else ""),
+        markdown_table(table(application, cells, application.metric)),
+        f"![{application.title}]({name}.png)",
+    ]
+    for metric in application.metrics[1:]:
+        if rows := table(application, cells, metric):
+            unit = ", per cent" if is_share(metric) else ""
+            parts += [f"## {_words(metric).capitalize()}{unit}", markdown_table(rows)]
+    parts += ["## The settings that were chosen, and what a run costs", markdown_table(_costs(records))]
+    (out / f"{name}.md").write_text("\n\n".join(part for part in parts if part) + "\n")
+    (out / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
+    (out / f"{name}.csv").write_text(_csv(records))
+    compared = [
+        Scored(c.row.label, c.row.kind, c.column.label, mean, c.deviation(application.metric))
+        for c in cells
+        if (mean := c.mean(application.metric)) is not None
+    ]
+    if not compared:
+        raise SettingsError(f"{name}: every run diverged; its page has no picture")
+    draw_controls(
+        compared,
+        [column.label for column in application.columns],
+        _words(application.metric),
+        is_share(application.metric),
+        application.title,
+        out / f"{name}.png",
+    )
+
+
+def _costs(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "column": record["column"],
+            "row": record["row"],
+            "settings": ", ".join(
+                f"{key.rpartition('.')[2]} {value}" for key, value in (record["chosen"] or {}).items()
+            ),
+            "rounds": record.get("rounds"),
+            "MB a client": record.get("megabytes_a_client"),
+            "seconds": record.get("seconds"),
+        }
+        for record in records
+    ]
+
+
+def _words(metric: str) -> str:
+    return metric.replace("valid_", "validation ").replace("_", " ")
+
+
+def _csv(records: Sequence[dict[str, Any]]) -> str:
+    """The records without the lists, one line each."""
+    plain = [
+        {key: value for key, value in record.items() if not isinstance(value, list | dict)} for record in records
+    ]
+    stream = io.StringIO()
+    fields = list(dict.fromkeys(key for record in plain for key in record))
+    writer = csv.DictWriter(stream, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    return stream.getvalue()
