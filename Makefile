@@ -1,10 +1,15 @@
 # Every target makes its own environment in .venv; nothing else has to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
+BASE := .venv/.base
 READY := .venv/.ready
+DOCS := .venv/.docs
 # One version of each package for all Pythons and platforms where that is possible, so that others install what was tested.
 RESOLVE = $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-config --default-index https://pypi.org/simple --custom-compile-command "make lock"
+# uv installs the same files in a tenth of pip's time. pip does it where uv does not reach the registry: uv does not read
+# the settings of pip, in which a mirror may be named.
+INSTALL = $(BIN)/uv pip install --quiet --no-config --python $(1) $(2) || $(1) -m pip install $(PIP) $(2)
 PIP := --quiet --disable-pip-version-check
 # The tests of a file stay together, as they share what they set up.
 WORKERS = -n $(1) --dist loadfile --no-loadscope-reorder
@@ -16,9 +21,9 @@ OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast examples check lint coverage bench lock clean
+.PHONY: demo test test-fast examples check lint coverage bench docs lock package clean
 
-demo: $(READY)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
+demo: $(BASE)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
 # Both parts run at the same time, as the first one waits for the processes of federations and clusters half of the time.
@@ -48,21 +53,43 @@ coverage: $(READY)
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench
 
+docs: $(DOCS)  ## the site, in site/index.html; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA-256 of all of their files
 	$(RESOLVE) --extra dev pyproject.toml requirements/build.in --output-file requirements/dev.txt
+	$(RESOLVE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
+	$(RESOLVE) --extra docs pyproject.toml --constraint requirements/dev.txt --output-file requirements/docs.txt
 	$(RESOLVE) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
 
+package: $(BASE)  ## build wheel and sdist into dist, and try the wheel in an environment with nothing else in it
+	rm -rf dist && $(BIN)/hatchling build --directory dist
+	$(PYTHON) -m venv dist/env
+	$(call INSTALL,dist/env/bin/python,--require-hashes --no-deps --requirement requirements/base.txt)
+	$(call INSTALL,dist/env/bin/python,--no-deps --no-index dist/fedbilevel-*.whl)
+	cd dist && env/bin/python -m pip check && env/bin/fedbilevel run demo --set data.name=digits --set stop.rounds=50 --out demo
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs dist site
 
 # The locks are complete, so nothing is resolved (--no-deps): pip would look at newer releases for a requirement with extras,
 # such as coverage[toml], and refuse them as not pinned. `pip check` tells whether a package is missing.
-$(READY): pyproject.toml examples/momentum/pyproject.toml $(wildcard requirements/*.txt)
+# The demo needs the base installation only: no Ray, no FLARE and no tools for tests.
+$(BASE): pyproject.toml requirements/build.txt requirements/base.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --only-binary :all: --requirement requirements/build.txt
-	$(BIN)/python -m pip install $(PIP) --require-hashes --no-build-isolation --no-deps --requirement requirements/dev.txt
-	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --no-index --editable . --editable examples/momentum
+	$(call INSTALL,$(BIN)/python,--require-hashes --no-build-isolation --no-deps --requirement requirements/base.txt)
+	$(call INSTALL,$(BIN)/python,--no-deps --no-build-isolation --no-index --editable .)
+	@touch $@
+
+$(READY): $(BASE) examples/momentum/pyproject.toml requirements/dev.txt
+	$(call INSTALL,$(BIN)/python,--require-hashes --no-build-isolation --no-deps --requirement requirements/dev.txt)
+	$(call INSTALL,$(BIN)/python,--no-deps --no-build-isolation --no-index --editable examples/momentum)
 	$(BIN)/python -m pip check
+	@touch $@
+
+$(DOCS): $(BASE) requirements/docs.txt
+	$(call INSTALL,$(BIN)/python,--require-hashes --no-build-isolation --no-deps --requirement requirements/docs.txt)
 	@touch $@

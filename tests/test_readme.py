@@ -82,11 +82,16 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
     assert message in str(getattr(raised.value, "message", raised.value))
 
 
-NAMES = ("extending", "after-the-run", "upper-level", "algorithms/local-lower")  # the pages whose Python is run
+# The pages whose Python is run, block by block. The blocks of a tutorial are one program.
+NAMES = ("extending", "after-the-run", "upper-level", "algorithms/local-lower", "start", "learn/hypergradient")
+TUTORIALS = ("learn/own-problem",)
 RUN = [
     pytest.param(code, id=f"{page.name}, Python block {number}")
     for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES))
     for number, code in enumerate(blocks(page, "python"))
+] + [
+    pytest.param("\n".join(blocks(ROOT / "docs" / f"{name}.md", "python")), id=f"{name}, all of its Python")
+    for name in TUTORIALS
 ]
 
 
