@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,9 +38,7 @@ def work(name: str) -> None:
     cases: Any = CASES
     known = cases if isinstance(cases, dict) else {case.name: case for case in cases}
     iteration = ours(known[name])
-    for _ in range(
-        WARM * (known[name].N + 1)
-    ):  # its programs depend on Q, which is drawn anew
+    for _ in range(WARM * (known[name].N + 1)):  # its programs depend on Q, which is drawn anew
         iteration()
     print("ready", flush=True)
     for _ in sys.stdin:
