@@ -35,10 +35,8 @@ def work(name: str) -> None:
     from fedbilevel.runtime import prepare_runtime
 
     prepare_runtime()
-    cases: Any = CASES
-    known = cases if isinstance(cases, dict) else {case.name: case for case in cases}
-    iteration = ours(known[name])
-    for _ in range(WARM * (known[name].N + 1)):  # its programs depend on Q, which is drawn anew
+    iteration = ours(CASES[name])
+    for _ in range(WARM * (CASES[name].N + 1)):  # its programs depend on Q, which is drawn anew
         iteration()
     print("ready", flush=True)
     for _ in sys.stdin:
