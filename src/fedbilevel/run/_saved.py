@@ -17,7 +17,7 @@ from ..engines import ClientStates
 from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
 from ..own import KEPT, own_part
-from ..problem import BilevelProblem, Flat, Problem
+from ..problem import BilevelProblem, Flat, Measured
 from ..record import Checkpoint, RunFolder, Status, flatten_state, status_of, summarise
 from ..settings import choose
 from ..spec import Spec, parse
@@ -129,7 +129,7 @@ class SavedRun:
     def predict(self, inputs: Any) -> Any:
         """What the problem's `predict` says about rows of inputs, at the trained x and y."""
         problem = self._needed("predict")
-        if not isinstance(problem, Problem) or problem.predict is None:
+        if not isinstance(problem, Measured) or problem.predict is None:
             raise SettingsError("the problem of this run has no predict; give it one: Problem(..., predict=...)")
         return problem.predict(self.x, self.y, inputs)
 
