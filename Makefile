@@ -21,7 +21,7 @@ OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast examples check lint coverage bench docs lock package clean
+.PHONY: demo test test-fast examples check lint coverage bench docs docs-check lock package clean
 
 demo: $(BASE)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
@@ -55,6 +55,9 @@ bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch whe
 
 docs: $(DOCS)  ## the site, in site/index.html; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-check: docs  ## the site in headless Chromium: widths, schemes, search, and that no request leaves it
+	$(BIN)/python website/browse.py --shots runs/pages
 
 lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA-256 of all of their files
 	$(RESOLVE) --extra dev pyproject.toml requirements/build.in --output-file requirements/dev.txt

@@ -29,6 +29,9 @@ PAGES = {  # pages that are elsewhere in the repository, because people look for
     "examples/README.md": "examples.md",
     "examples/momentum/README.md": "examples-momentum.md",
 }
+SHIM = (
+    "https://unpkg.com/iframe-worker/shim"  # what the theme loads for a search without a server; ours is worker.js
+)
 LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?P<after>\))")
 FENCE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
@@ -44,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from elsewhere, the generated ones, and the files that pages link to."""
     for origin, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / origin).read_text()))
+    files.append(File.generated(config, "worker.js", content=(ROOT / "website" / "worker.js").read_text()))
     for uri, content in settings_page.pages():
         files.append(File.generated(config, uri, content=content))
     for uri in sorted({uri for page in files.documentation_pages() for uri in _sources(page)}):
@@ -63,6 +67,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match['before']}{here}{anchor}{match['after']}"
 
     return _outside_of_code(markdown, lambda text: LINK.sub(moved, text))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let the page load nothing from elsewhere."""
+    if SHIM not in output:
+        log.warning(f"{page.file.src_uri} does not load {SHIM}: has the theme changed?")
+    return output.replace(SHIM, os.path.relpath("worker.js", Path(page.file.dest_uri).parent))
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for pages that are no Markdown, such as 404.html."""
+    return output_content.replace(SHIM, "worker.js")
 
 
 def _outside_of_code(markdown: str, change: Any) -> str:

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tomli_w
+
 from fedbilevel.names import Names
 from fedbilevel.settings import meanings, to_mapping
 from fedbilevel.spec._spec import CHOSEN, ORDER, SECTIONS
@@ -75,7 +77,12 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "not set"
     if dataclasses.is_dataclass(value):
         value = to_mapping(value)
-    return f"`{value!r}`".replace("|", "\\|")
+    return f"`{_as_toml(value)}`".replace("|", "\\|")
+
+
+def _as_toml(value: Any) -> str:
+    """A value as it is written in a spec."""
+    return tomli_w.dumps({"value": value}, multiline_strings=False).partition(" = ")[2].strip() or "{}"
 
 
 def _inner(cls: type[Any]) -> Mapping[str, Names[type[Any]]]:
