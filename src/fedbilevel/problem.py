@@ -353,6 +353,13 @@ def constants_of(problem: BilevelProblem) -> str | None:
     return problem.constants_digest if isinstance(problem, Constants) else None
 
 
+class Picture(NamedTuple):
+    """An image of height x width x colours, with numbers from 0 to 1, and what is written above it."""
+
+    image: np.ndarray
+    title: str
+
+
 class Finding(NamedTuple):
     """What a trained x says about many things of one kind, for a person to look at.
 
@@ -360,12 +367,14 @@ class Finding(NamedTuple):
     what    what each of them has, such as "weight"
     values  the number of each
     kinds   the kind of each if the truth is known, as it is in a simulation; otherwise empty
+    picture   the picture of a thing by its number, if things are images; None otherwise
     """
 
     thing: str
     what: str
     values: Sequence[float]
     kinds: Sequence[str] = ()
+    picture: Callable[[int], Picture] | None = None
 
 
 class Task(NamedTuple):
