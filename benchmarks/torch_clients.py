@@ -22,7 +22,7 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_paralleli
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 import fedbilevel as fb
 from fedbilevel.bench.cases import CASES, CLASSES, DECAY, HIDDEN, SMOOTHING, STANDARD, Case

@@ -7,7 +7,7 @@ then its bias in both libraries, so the flat vectors mean the same.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 from fedbilevel.torch import Rows, TorchProblem
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  (its usual name)
+from torch.nn import functional as F  # noqa: E402
 
 from fedbilevel.torch import TorchProblem  # noqa: E402
 from torch_cases import CLASSES, INPUTS, clients, rows, torch_embed, torch_lower, torch_problem, torch_upper  # noqa: E402

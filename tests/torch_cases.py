@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 import fedbilevel as fb
 from fedbilevel.torch import TorchProblem

@@ -1,0 +1,67 @@
+"""A thousand rounds with clients of PyTorch: one and two of its threads, one and two devices of JAX.
+
+    python benchmarks/torch_rounds.py [--rounds 1000] [--limit 600]
+
+Every run is a process of its own, in which the server computes with JAX and ten clients with PyTorch: SimFBO with
+two local steps on 32 rows of a network of 784, 200 and 10, and an evaluation every 50 rounds. A run that has not
+ended after the limit is ended, and said to hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+
+def run(rounds: int, threads: int) -> None:
+    """The run of one process."""
+    import numpy as np
+    import torch
+
+    import fedbilevel as fb
+    from torch_site import make
+
+    torch.set_num_threads(threads)
+    rng = np.random.default_rng(0)
+
+    def rows() -> tuple[np.ndarray, np.ndarray]:
+        return rng.random((64, 784), np.float32), rng.integers(0, 10, 64)
+
+    clients = fb.clients_from([(rows(), rows()) for _ in range(10)])
+    method = fb.SimFBO(alpha=0.01, beta=0.01, tau=2, batch_zeta=32, batch_xi=32, participation=1.0)
+    start = time.monotonic()
+    result = fb.train(make(), clients, method, stop={"rounds": rounds}, evaluate={"every": 50})
+    taken = time.monotonic() - start
+    print(
+        f"{result.summary['rounds']} rounds in {taken:.0f} s, {time.process_time():.0f} of the processor",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--limit", type=float, default=600.0)
+    parser.add_argument("--threads", type=int)
+    given = parser.parse_args()
+    if given.threads is not None:
+        return run(given.rounds, given.threads)
+    for threads in (1, 2):
+        for devices in (1, 2):
+            command = [sys.executable, __file__, "--rounds", str(given.rounds), "--threads", str(threads)]
+            environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+            try:
+                done = subprocess.run(
+                    command, env=environment, timeout=given.limit, capture_output=True, text=True
+                )
+                said = done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+            except subprocess.TimeoutExpired:
+                said = f"HANGS: it has not ended after {given.limit:.0f} s"
+            print(f"{threads} of PyTorch's threads, {devices} of JAX's devices: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
