@@ -28,11 +28,10 @@ NAMES = ["jax-site", "torch-site-1", "torch-site-2"]
 VICTIM = "torch-site-1"
 
 
-def spec_of(small: bool, target: float) -> Spec:
-    """The preset for three sites, which ends at an accuracy."""
-    own = ["data.name=digits", "data.clients=3"] if small else ["data.clients=3"]
-    own += [f"stop.accuracy={target}", "evaluate.every=2", "evaluate.checkpoint_every=2"]
-    return fb.load_spec("sites", own)
+def spec_of(small: bool, *stop: str) -> Spec:
+    """The preset for three sites, of MNIST or of the digits of scikit-learn, with an end of its own."""
+    own = ["data.name=digits"] if small else []
+    return fb.load_spec("sites", [*own, *stop, "evaluate.every=2", "evaluate.checkpoint_every=2"])
 
 
 def mixed_sites(spec: Spec, folder: Path) -> dict[str, Path]:
@@ -80,7 +79,7 @@ def main() -> None:
     given = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        result, local = run(Path(place), spec_of(given.small, 0.9), given.kill_after)
+        result, local = run(Path(place), spec_of(given.small, "stop.accuracy=0.9"), given.kill_after)
         last = result.history[-1]
         print(f"{last['test_accuracy']:.4f} after {last['rounds']} rounds, {last['iteration']} outer iterations")
         print(f"starts of sites: {local.starts}; {time.monotonic() - begun:.0f} s in all")

@@ -2,7 +2,7 @@
 
     python benchmarks/torch_rounds.py [--rounds 1000] [--limit 600]
 
-Every run is a process of its own, in which the server computes with JAX and ten clients with PyTorch: SimFBO with
+Every run is a process of its own, in which the server computes with JAX and four clients with PyTorch: SimFBO with
 two local steps on 32 rows of a network of 784, 200 and 10, and an evaluation every 50 rounds. A run that has not
 ended after the limit is ended, and said to hang.
 """
@@ -30,7 +30,7 @@ def run(rounds: int, threads: int) -> None:
     def rows() -> tuple[np.ndarray, np.ndarray]:
         return rng.random((64, 784), np.float32), rng.integers(0, 10, 64)
 
-    clients = fb.clients_from([(rows(), rows()) for _ in range(10)])
+    clients = fb.clients_from([(rows(), rows()) for _ in range(4)])
     method = fb.SimFBO(alpha=0.01, beta=0.01, tau=2, batch_zeta=32, batch_xi=32, participation=1.0)
     start = time.monotonic()
     result = fb.train(make(), clients, method, stop={"rounds": rounds}, evaluate={"every": 50})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-SOURCES = ("email", "asyncio", "http", "unittest")
+SOURCES = ("encodings", "html", "asyncio", "email")
 LENGTH, WIDTH = 48, 32
 
 

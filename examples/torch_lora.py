@@ -1,7 +1,7 @@
 """Adapters (LoRA) of a frozen transformer that all clients share, and a head that belongs to each client.
 
 A transformer over bytes was trained elsewhere on two sources, and is frozen. Clients have other sources and
-name them as they like: the label that means "email" at one client means "http" at another, so that no single
+name them as they like: the label that means "email" at one client means "html" at another, so that no single
 head serves all. The shared x is a low-rank change of the transformer's layers, some thousand numbers, and only
 it is sent; every client has a head y_i of its own, which stays there (`lower_is = "local"`). Beside it: the
 same without the implicit part of the hypergradient (as FedRep trains), heads on the frozen transformer, and one
@@ -81,13 +81,13 @@ def accuracy(method, rounds, lower_is="local"):
     return run.history[-1]["test_accuracy"], problem
 
 
-settings = dict(beta=1.0, tau=10, participation=1.0, upper={"name": "adam", "learning_rate": 0.01})
+settings = dict(beta=0.3, tau=10, participation=1.0, upper={"name": "adam", "learning_rate": 0.01})
 ours, problem = accuracy(fb.LocalLower(**settings), 60)
 accuracies = {
     "LoRA and own heads": ours,
     "without the implicit part": accuracy(fb.LocalLower(implicit=False, **settings), 60)[0],
     "frozen, own heads": accuracy(fb.LocalLower(**settings | dict(upper=None, alpha=1e-9)), 60)[0],
-    "LoRA and one head": accuracy(fb.FedSOBA(beta=1.0, participation=1.0, upper=settings["upper"]), 60, "global")[
+    "LoRA and one head": accuracy(fb.FedSOBA(beta=0.3, participation=1.0, upper=settings["upper"]), 60, "global")[
         0
     ],
 }

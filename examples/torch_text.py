@@ -59,7 +59,7 @@ def train(method):
     return run.history[-1]["test_accuracy"]
 
 
-adam = {"name": "adam", "learning_rate": 0.005}
+adam = {"name": "adam", "learning_rate": 0.01}
 accuracies = {
     "bilevel, federated": train(fb.FedSOBA(upper=adam, beta=0.5, participation=1.0, batch_zeta=32, batch_xi=32)),
     "FedAvg of both": max(

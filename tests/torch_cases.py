@@ -68,8 +68,8 @@ def torch_problem(**more: Any) -> TorchProblem:
     """A tanh layer as x, and a linear head as y."""
     torch.manual_seed(0)
     body, head = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()), nn.Linear(HIDDEN, CLASSES)
-    fields: dict[str, Any] = dict(embed=torch_embed, metrics=torch_metrics)
-    return TorchProblem(body, head, torch_lower, torch_upper, **fields | more)
+    fields: dict[str, Any] = dict(lower=torch_lower, upper=torch_upper, embed=torch_embed, metrics=torch_metrics)
+    return TorchProblem(body, head, **fields | more)
 
 
 def jax_problem(problem: TorchProblem, **more: Any) -> fb.Problem:
