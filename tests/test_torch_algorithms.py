@@ -70,3 +70,13 @@ def test_metrics_of_test_rows_are_those_of_jax_and_modules_come_back() -> None:
     weight = results[0].y.weight.detach().numpy()
     np.testing.assert_allclose(weight, np.asarray(results[1].y.weight), rtol=1e-5, atol=1e-6)
     assert not np.allclose(weight, ours.y.weight.detach().numpy()), "the modules that were given stay as they are"
+
+
+@pytest.mark.slow
+def test_the_advisor_measures_the_same_as_for_jax() -> None:
+    ours = torch_problem()
+    method = fb.AggITD(N=2, lam=0.3, alpha=0.1, beta=0.1, lower_steps=2, participation=1.0)
+    found, expected = (fb.diagnose(p, clients(), method) for p in (ours, jax_problem(ours)))
+    assert found.local_L == pytest.approx(expected.local_L, rel=1e-3)
+    assert found.bias == pytest.approx(expected.bias, rel=1e-2)
+    assert found.rounds == expected.rounds
