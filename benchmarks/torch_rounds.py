@@ -3,8 +3,8 @@
     python benchmarks/torch_rounds.py [--rounds 1000] [--limit 300]
 
 Every run is a process of its own, in which the server computes with JAX and four clients with PyTorch: SimFBO with
-two local steps on 32 rows of a network of 784, 200 and 10, and an evaluation every 50 rounds. A run in which no round
-ends for so many seconds is ended, and said to hang; on a busy machine a run may take long without hanging.
+two local steps on 32 rows of a network of 784, 200 and 10, and an evaluation every 50 rounds. A run in which no
+round ends for so many seconds is ended, and said to hang; on a busy machine a run may take long without hanging.
 """
 
 from __future__ import annotations
