@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
-import jax
 import numpy as np
 import pytest
 
@@ -13,35 +11,8 @@ import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 
 pytest.importorskip("torch")
-from torch_cases import clients, jax_problem, rows, torch_problem
+from torch_cases import METHODS, clients, flat, jax_problem, rows, torch_problem
 
-ALL: dict[str, Any] = dict(participation=1.0)
-STEPS: dict[str, Any] = dict(ALL, alpha=0.1, beta=0.1)
-LOCAL: dict[str, Any] = dict(STEPS, lam=0.3, lower_steps=3, upper_steps=2, batch_zeta_local=4)
-METHODS: dict[str, Any] = {
-    "fbo-aggitd": fb.AggITD(N=2, **LOCAL),
-    "fbo-aggitd, sgd": fb.AggITD(N=2, **LOCAL | dict(lower_solver="sgd", batch_u=4, batch_xi=5, batch_chi=6)),
-    "fbo-aggitd, epochs": fb.AggITD(N=1, lower_epochs=2, batch_zeta_local=5, lam=0.3, **STEPS),
-    "fbo-aggitd, cg": fb.AggITD(N=2, estimator="cg", lower_steps=2, **STEPS),
-    "fbo-aggitd, skip": fb.FedNest(N=1, T=3, lam=0.3, lower_solver="skip", lower_steps=4, **STEPS),
-    "fednest": fb.FedNest(N=1, T=3, **LOCAL),
-    "fednest, released": fb.FedNest(N=1, T=3, mode="released_code", **LOCAL),
-    "lfednest": fb.LFedNest(N=1, T=3, **LOCAL),
-    "naive-itd": fb.NaiveITD(N=2, **LOCAL),
-    "gossip": fb.Gossip(alpha=0.05, gamma=0.1, b=3, L_g=3.0, batch_u=5),
-    "ma-dsbo": fb.MADSBO(alpha=0.05, beta=0.1, gamma=0.1, T=2, N=2),
-    "fedsoba": fb.FedSOBA(**STEPS),
-    "simfbo": fb.SimFBO(tau=3, batch_zeta=4, batch_xi=4, **STEPS),
-    "shrofbo": fb.ShroFBO(tau=(1, 2, 3, 2), **STEPS),
-    "fedbio": fb.FedBiO(tau=2, **STEPS),
-    "fedbioacc": fb.FedBiOAcc(**STEPS),
-    "fedmsa": fb.FedMSA(tau=2, **STEPS),
-    "fed-f2sa": fb.FedF2SA(nu=0.1, **STEPS),
-    "fedavg": fb.FedAvg(tau=2, **STEPS),
-    "local-lower": fb.LocalLower(tau=2, upper_steps=2, **STEPS),
-    "local-lower, anew": fb.LocalLower(tau=3, solve="anew", products=8, **STEPS),
-    "fedbioacc-local": fb.FedBiOAccLocal(tau=2, **STEPS),
-}
 ITERATIONS = 10
 
 
@@ -49,14 +20,6 @@ def trained(problem: Any, method: Any, engine: str) -> tuple[np.ndarray, np.ndar
     """The flat x and y after ten outer iterations, and the result."""
     result = fb.train(problem, clients(), method, engine=engine, stop={"iterations": ITERATIONS}, seed=1)
     return flat(result.x), flat(result.y), result
-
-
-def flat(module: Any) -> np.ndarray:
-    """The parameters of a module of PyTorch or of JAX."""
-    leaves = (
-        module.parameters() if hasattr(module, "parameters") else jax.tree.leaves(eqx.filter(module, eqx.is_array))
-    )
-    return np.concatenate([np.ravel(leaf.detach() if hasattr(leaf, "detach") else leaf) for leaf in leaves])
 
 
 def pair(name: str) -> tuple[Any, Any]:
@@ -107,3 +70,13 @@ def test_metrics_of_test_rows_are_those_of_jax_and_modules_come_back() -> None:
     weight = results[0].y.weight.detach().numpy()
     np.testing.assert_allclose(weight, np.asarray(results[1].y.weight), rtol=1e-5, atol=1e-6)
     assert not np.allclose(weight, ours.y.weight.detach().numpy()), "the modules that were given stay as they are"
+
+
+@pytest.mark.slow
+def test_the_advisor_measures_the_same_as_for_jax() -> None:
+    ours = torch_problem()
+    method = fb.AggITD(N=2, lam=0.3, alpha=0.1, beta=0.1, lower_steps=2, participation=1.0)
+    found, expected = (fb.diagnose(p, clients(), method) for p in (ours, jax_problem(ours)))
+    assert found.local_L == pytest.approx(expected.local_L, rel=1e-3)
+    assert found.bias == pytest.approx(expected.bias, rel=1e-2)
+    assert found.rounds == expected.rounds

@@ -15,10 +15,21 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  (its usual name)
+from torch.nn import functional as F  # noqa: E402
 
 from fedbilevel.torch import TorchProblem  # noqa: E402
-from torch_cases import CLASSES, INPUTS, clients, rows, torch_embed, torch_lower, torch_problem, torch_upper  # noqa: E402
+from torch_cases import (  # noqa: E402
+    CLASSES,
+    INPUTS,
+    METHODS,
+    clients,
+    flat,
+    rows,
+    torch_embed,
+    torch_lower,
+    torch_problem,
+    torch_upper,
+)
 
 HIDDEN = 4
 
@@ -154,6 +165,19 @@ def test_dict_inputs_and_a_head_of_two_layers_without_embed_work() -> None:
     top = nn.Sequential(nn.Linear(HIDDEN, 5), nn.Tanh(), nn.Linear(5, CLASSES))
     problem = made(nn.Linear(INPUTS, HIDDEN), top, lower=loss, upper=loss, embed=None)
     assert fb.check(problem, fb.clients_from([(part(9, 0), part(7, 1))])).ok
+
+
+def test_a_head_that_does_its_forward_pass_again_takes_the_same_local_steps() -> None:
+    def again(body: Any, top: Any, b: Any) -> Any:
+        scores = torch.utils.checkpoint.checkpoint(top, b.features, use_reentrant=False)
+        return F.cross_entropy(scores, b.targets) + 0.05 * sum((p**2).sum() for p in top.parameters())
+
+    found, expected = (
+        fb.train(torch_problem(lower=lower), clients(), METHODS["fbo-aggitd"], stop={"iterations": 2})
+        for lower in (again, torch_lower)
+    )
+    np.testing.assert_allclose(flat(found.y), flat(expected.y), rtol=1e-6)
+    np.testing.assert_allclose(flat(found.x), flat(expected.x), rtol=1e-6)
 
 
 def test_check_finds_a_wrong_derivative() -> None:

@@ -11,12 +11,39 @@ import numpy as np
 import optax
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 import fedbilevel as fb
 from fedbilevel.torch import TorchProblem
 
 INPUTS, HIDDEN, CLASSES = 6, 5, 3
+ALL: dict[str, Any] = dict(participation=1.0)
+STEPS: dict[str, Any] = dict(ALL, alpha=0.1, beta=0.1)
+LOCAL: dict[str, Any] = dict(STEPS, lam=0.3, lower_steps=3, upper_steps=2, batch_zeta_local=4)
+METHODS: dict[str, Any] = {
+    "fbo-aggitd": fb.AggITD(N=2, **LOCAL),
+    "fbo-aggitd, sgd": fb.AggITD(N=2, **LOCAL | dict(lower_solver="sgd", batch_u=4, batch_xi=5, batch_chi=6)),
+    "fbo-aggitd, epochs": fb.AggITD(N=1, lower_epochs=2, batch_zeta_local=5, lam=0.3, **STEPS),
+    "fbo-aggitd, cg": fb.AggITD(N=2, estimator="cg", lower_steps=2, **STEPS),
+    "fbo-aggitd, skip": fb.FedNest(N=1, T=3, lam=0.3, lower_solver="skip", lower_steps=4, **STEPS),
+    "fednest": fb.FedNest(N=1, T=3, **LOCAL),
+    "fednest, released": fb.FedNest(N=1, T=3, mode="released_code", **LOCAL),
+    "lfednest": fb.LFedNest(N=1, T=3, **LOCAL),
+    "naive-itd": fb.NaiveITD(N=2, **LOCAL),
+    "gossip": fb.Gossip(alpha=0.05, gamma=0.1, b=3, L_g=3.0, batch_u=5),
+    "ma-dsbo": fb.MADSBO(alpha=0.05, beta=0.1, gamma=0.1, T=2, N=2),
+    "fedsoba": fb.FedSOBA(**STEPS),
+    "simfbo": fb.SimFBO(tau=3, batch_zeta=4, batch_xi=4, **STEPS),
+    "shrofbo": fb.ShroFBO(tau=(1, 2, 3, 2), **STEPS),
+    "fedbio": fb.FedBiO(tau=2, **STEPS),
+    "fedbioacc": fb.FedBiOAcc(**STEPS),
+    "fedmsa": fb.FedMSA(tau=2, **STEPS),
+    "fed-f2sa": fb.FedF2SA(nu=0.1, **STEPS),
+    "fedavg": fb.FedAvg(tau=2, **STEPS),
+    "local-lower": fb.LocalLower(tau=2, upper_steps=2, **STEPS),
+    "local-lower, anew": fb.LocalLower(tau=3, solve="anew", products=8, **STEPS),
+    "fedbioacc-local": fb.FedBiOAccLocal(tau=2, **STEPS),
+}
 
 
 def torch_lower(body: Any, head: Any, rows: Any) -> Any:
@@ -41,8 +68,8 @@ def torch_problem(**more: Any) -> TorchProblem:
     """A tanh layer as x, and a linear head as y."""
     torch.manual_seed(0)
     body, head = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()), nn.Linear(HIDDEN, CLASSES)
-    fields: dict[str, Any] = dict(embed=torch_embed, metrics=torch_metrics)
-    return TorchProblem(body, head, torch_lower, torch_upper, **fields | more)
+    fields: dict[str, Any] = dict(lower=torch_lower, upper=torch_upper, embed=torch_embed, metrics=torch_metrics)
+    return TorchProblem(body, head, **fields | more)
 
 
 def jax_problem(problem: TorchProblem, **more: Any) -> fb.Problem:
@@ -82,3 +109,11 @@ def clients(sizes: tuple[int, ...] = (12, 9, 12, 7), test: bool = False) -> fb.L
     """Clients of unequal sizes."""
     parts = [(rows(n, i), rows(n + 2, 100 + i), rows(8, 200 + i)) for i, n in enumerate(sizes)]
     return fb.clients_from([each if test else each[:2] for each in parts])
+
+
+def flat(module: Any) -> np.ndarray:
+    """The parameters of a module of PyTorch or of JAX."""
+    leaves = (
+        module.parameters() if hasattr(module, "parameters") else jax.tree.leaves(eqx.filter(module, eqx.is_array))
+    )
+    return np.concatenate([np.ravel(leaf.detach() if hasattr(leaf, "detach") else leaf) for leaf in leaves])

@@ -20,9 +20,9 @@ from torch.func import grad, vjp, vmap
 from ..data import Clients
 from ..engines import Call, Capabilities, ClientStates, Replies, load_unpadded, perform, prepare, recalled
 from ..errors import FedBilevelError, SettingsError, one_line
-from ..oracle import Kept, recall
+from ..oracle import Kept
 from ..steps import Draw, PartName, Stream
-from ._oracle import Losses
+from ._oracle import Losses, TensorOracle
 from ._parameters import Rows, computing, from_native, tensors, to_native, tree_map
 
 PyTree = Any
@@ -79,35 +79,15 @@ class LowerGradient:
         return None
 
 
-class FuncOracle:
+class FuncOracle(TensorOracle):
     """The derivatives of one client's losses by `torch.func`, inside of a `vmap` over clients."""
 
     def __init__(
         self, functions: Functions, held: Mapping[str, Tensor], data: Any, features: Any, kept: Mapping[str, Kept]
     ) -> None:
-        self._functions, self._held, self._data, self._features = functions, held, data, features
-        self._kept, self.loss, self.head = kept, functions.loss, functions.head
+        super().__init__(functions.head, held, kept)
+        self._functions, self._data, self._features, self.loss = functions, data, features, functions.loss
         self.g_y = LowerGradient(self)
-
-    @property
-    def x(self) -> Tensor:
-        return self._held["x"]
-
-    @property
-    def y(self) -> Tensor:
-        return self._held["y"]
-
-    @property
-    def y_start(self) -> Tensor:
-        return torch.from_numpy(self.head.vector).to(self.head.device)
-
-    def held(self, name: str) -> Tensor:
-        """A vector that the server gave the client to hold, by its name."""
-        return self._held[name]
-
-    def own(self, name: str, default: PyTree) -> PyTree:
-        """The `Own` field of this name that an earlier step returned, or the default if there is none yet."""
-        return recall(self._kept, name, default)
 
     def f(self, y: Tensor, xi: Draw, at: Tensor | None = None) -> Tensor:
         """f_i(x, y; ξ)"""
@@ -121,27 +101,11 @@ class FuncOracle:
         """∇_y f_i(x, y; ξ)"""
         return self.gradient_y("upper", y, xi, at)
 
-    def g_yy(self, y: Tensor, v: Tensor, u: Draw, at: Tensor | None = None) -> Tensor:
-        """∇²_y g_i(x, y; u) v, by reverse over reverse mode"""
-        return self.hessian(y, u, at)(v)
-
     def hessian(self, y: Tensor, u: Draw, at: Tensor | None = None) -> Callable[[Any], Any]:
         """The function v ↦ ∇²_y g_i(x, y; u) v, with one forward pass for all products."""
         x, rows = self._at(at), self.rows("lower", u, at)
         pullback = vjp(grad(lambda w: self.loss("lower", x, w, rows)), y)[1]
         return lambda v: pullback(v)[0]
-
-    def hessian_matrices(self, y: Tensor, u: Stream, at: Tensor | None = None) -> Tensor:
-        """∇²_y g_i(x, y; u) as a matrix, stacked over the draws of u; on all rows there is one."""
-        draws = u.draws
-        each = [draws] if draws.index is None else [Draw(*pair) for pair in zip(*draws[:2], strict=True)]
-        unit = torch.eye(self.head.size, device=self.head.device)
-        return torch.stack([torch.stack([*map(self.hessian(y, rows, at), unit)]) for rows in each])
-
-    def mixed_matrix(self, y: Tensor, chi: Draw, at: Tensor | None = None) -> Tensor:
-        """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x."""
-        unit = torch.eye(self.head.size, device=self.head.device)
-        return torch.stack([self.g_xy(y, e, chi, at) for e in unit], dim=1)
 
     def f_x(self, y: Tensor, xi: Draw, at: Tensor | None = None) -> Tensor:
         """∇_x f_i(x, y; ξ)"""
@@ -167,9 +131,6 @@ class FuncOracle:
         """The gradient of a loss by y."""
         x, own = self._at(at), self.rows(part, rows, at)
         return grad(lambda w: self.loss(part, x, w, own))(y)
-
-    def _at(self, at: Tensor | None) -> Tensor:
-        return self.x if at is None else at
 
     def _drawn(self, part: PartName, draw: Draw) -> Rows:
         inputs, targets = self._data[part]

@@ -99,7 +99,7 @@ class LowerGradient:
         return self._oracle.gradient_y("lower", y, zeta, at)
 
     def svrg(self, anchor: Tensor, q: Tensor, step: float, stream: Stream) -> Tensor:
-        """The steps of `steps.svrg`. Both gradients of a step are one backward pass."""
+        """The steps of `steps.svrg`."""
         c, v = self._oracle, anchor.clone()
         if stream.active[0]:
             v -= step * q
@@ -108,10 +108,10 @@ class LowerGradient:
         correction = q - self(anchor, stream.draws) if full else None
 
         def direction(loss: Callable[[list[Tensor]], Tensor]) -> Tensor:
+            here = c.head.flat(_grad(loss(mine), mine), mine)
             if correction is not None:
-                return c.head.flat(_grad(loss(mine), mine), mine) + correction
-            found = _grad(loss(mine) + loss(first), mine + first)
-            return c.head.flat(found[: len(mine)], mine) - c.head.flat(found[len(mine) :], first) + q
+                return here + correction
+            return here - c.head.flat(_grad(loss(first), first), first) + q
 
         return self._walked(v, step, stream, direction, 1)
 
@@ -139,25 +139,14 @@ class LowerGradient:
         return v
 
 
-class TorchOracle:
-    """The derivatives of one client's losses at the vectors that it holds, by PyTorch.
+class TensorOracle:
+    """What the two oracles of PyTorch share: a client's vectors, and what is made of single products."""
 
-    Stored features are used if the x of a derivative is the held `c.x` itself.
-    """
+    hessian: Callable[..., Callable[[Any], Any]]
+    g_xy: Callable[..., Tensor]
 
-    def __init__(
-        self,
-        problem: Losses,
-        held: Mapping[str, Tensor],
-        data: Arrays,
-        memory: Any,
-        kept: Mapping[str, Kept] | None,
-    ) -> None:
-        self.problem, self._held, self._data, self._memory = problem, held, data, memory
-        self._kept, self.body, self.head = kept or {}, problem.body, problem.head
-        self.modules = problem.body.module, problem.head.module
-        self.g_y = LowerGradient(self)
-        self._tensors: dict[str, tuple[PyTree, PyTree]] = {}
+    def __init__(self, head: Parameters, held: Mapping[str, Tensor], kept: Mapping[str, Kept] | None) -> None:
+        self.head, self._held, self._kept = head, held, kept or {}
 
     @property
     def x(self) -> Tensor:
@@ -179,6 +168,46 @@ class TorchOracle:
         """The `Own` field of this name that an earlier step returned, or the default if there is none yet."""
         return recall(self._kept, name, default)
 
+    def g_yy(self, y: Tensor, v: Tensor, u: Draw, at: Tensor | None = None) -> Tensor:
+        """∇²_y g_i(x, y; u) v"""
+        return self.hessian(y, u, at)(v)
+
+    def hessian_matrices(self, y: Tensor, u: Stream, at: Tensor | None = None) -> Tensor:
+        """∇²_y g_i(x, y; u) as a matrix, stacked over the draws of u; on all rows there is one."""
+        draws = u.draws
+        each = [draws] if draws.index is None else [draw_at(draws, i) for i in range(len(u.active))]
+        unit = torch.eye(self.head.size, device=y.device)
+        return torch.stack([torch.stack([*map(self.hessian(y, rows, at), unit)]) for rows in each])
+
+    def mixed_matrix(self, y: Tensor, chi: Draw, at: Tensor | None = None) -> Tensor:
+        """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x."""
+        unit = torch.eye(self.head.size, device=y.device)
+        return torch.stack([self.g_xy(y, e, chi, at) for e in unit], dim=1)
+
+    def _at(self, at: Tensor | None) -> Tensor:
+        return self.x if at is None else at
+
+
+class TorchOracle(TensorOracle):
+    """The derivatives of one client's losses at the vectors that it holds, by PyTorch.
+
+    Stored features are used if the x of a derivative is the held `c.x` itself.
+    """
+
+    def __init__(
+        self,
+        problem: Losses,
+        held: Mapping[str, Tensor],
+        data: Arrays,
+        memory: Any,
+        kept: Mapping[str, Kept] | None,
+    ) -> None:
+        super().__init__(problem.head, held, kept)
+        self.problem, self._data, self._memory, self.body = problem, data, memory, problem.body
+        self.modules = problem.body.module, problem.head.module
+        self.g_y = LowerGradient(self)
+        self._tensors: dict[str, tuple[PyTree, PyTree]] = {}
+
     def f(self, y: Tensor, xi: Draw, at: Tensor | None = None) -> Tensor:
         """f_i(x, y; ξ)"""
         return self._value("upper", y, xi, at)
@@ -190,10 +219,6 @@ class TorchOracle:
     def f_y(self, y: Tensor, xi: Draw, at: Tensor | None = None) -> Tensor:
         """∇_y f_i(x, y; ξ)"""
         return self.gradient_y("upper", y, xi, at)
-
-    def g_yy(self, y: Tensor, v: Tensor, u: Draw, at: Tensor | None = None) -> Tensor:
-        """∇²_y g_i(x, y; u) v"""
-        return self.hessian(y, u, at)(v)
 
     def f_x(self, y: Tensor, xi: Draw, at: Tensor | None = None) -> Tensor:
         """∇_x f_i(x, y; ξ)"""
@@ -239,18 +264,6 @@ class TorchOracle:
 
         return product
 
-    def hessian_matrices(self, y: Tensor, u: Stream, at: Tensor | None = None) -> Tensor:
-        """∇²_y g_i(x, y; u) as a matrix, stacked over the draws of u; on all rows there is one."""
-        draws = u.draws
-        each = [draws] if draws.index is None else [draw_at(draws, i) for i in range(len(u.active))]
-        unit = torch.eye(self.head.size, device=y.device)
-        return torch.stack([torch.stack([*map(self.hessian(y, rows, at), unit)]) for rows in each])
-
-    def mixed_matrix(self, y: Tensor, chi: Draw, at: Tensor | None = None) -> Tensor:
-        """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x."""
-        unit = torch.eye(self.head.size, device=y.device)
-        return torch.stack([self.g_xy(y, e, chi, at) for e in unit], dim=1)
-
     def metrics(self, y: Tensor, names: tuple[str, ...], at: Tensor | None = None) -> Tensor:
         """The problem's metrics of these names at (x, y), on all test rows of the client."""
         if self._data.test is None:
@@ -289,9 +302,6 @@ class TorchOracle:
             return Rows(own, _take(targets, ids), features, ids)
 
         return rows
-
-    def _at(self, at: Tensor | None) -> Tensor:
-        return self.x if at is None else at
 
     def _stored(self, at: Tensor | None) -> bool:
         return self._memory is not None and (at is None or at is self._held.get("x"))

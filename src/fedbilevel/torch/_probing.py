@@ -195,7 +195,7 @@ def measured_names(problem: Any, data: tuple[PyTree, PyTree]) -> tuple[str, ...]
     return tuple(made)
 
 
-def kept_bytes(problem: Losses, inputs: PyTree) -> bool:
+def is_light(problem: Losses, inputs: PyTree) -> bool:
     """Whether a graph of `embed` takes at most four times the memory of its inputs, tried on a few rows."""
     few, body, sizes = tree_map(lambda a: a[:FEW].clone(), inputs), problem.body, dict[int, int]()
     leaves = body.leaves(torch.from_numpy(body.vector).to(body.device))

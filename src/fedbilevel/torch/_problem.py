@@ -24,7 +24,7 @@ from ..problem import Flat, LowerIs, Over
 from ._batched import Batched
 from ._oracle import Memory, TorchOracle, remember, rows_of
 from ._parameters import Parameters, Rows, check_apart, computing, digest, from_native, tensor, to_native, tree_map
-from ._probing import kept_bytes, measured_names, probe
+from ._probing import is_light, measured_names, probe
 
 PyTree = Any
 
@@ -115,13 +115,14 @@ class TorchProblem:
         return digest(x=self.body, y=self.head)
 
     @cached_property
-    def _stores(self) -> list[bool]:
-        return []
+    def _found(self) -> dict[str, bool]:
+        """What was found out about the functions when they were first given rows."""
+        return {}
 
     @property
     def stores(self) -> bool:
         """Whether the graph of `embed` is kept for a held x: if it takes at most four times the inputs."""
-        return all(self._stores)
+        return self._found.get("light", True)
 
     def to_native(self, values: PyTree) -> PyTree:
         """NumPy arrays as tensors, and single numbers as Python's."""
@@ -133,8 +134,8 @@ class TorchProblem:
 
     def remember(self, x: Any, data: Arrays) -> Memory:
         """The data as tensors, and the features of all rows at x."""
-        if self.embed is not None and not self._stores:
-            self._stores.append(kept_bytes(self, self.tensors_of(data.lower)[0]))
+        if self.embed is not None and "light" not in self._found:
+            self._found["light"] = is_light(self, self.tensors_of(data.lower)[0])
         return remember(self, x, data)
 
     def oracle(
