@@ -40,8 +40,9 @@ problem = fb.Problem(
 )
 
 # %% [markdown]
-# The control: one penalty for all features, the best of a grid of 25 on the validation rows. Every point is
-# solved exactly.
+# The controls, solved exactly. The first is one penalty for all features, the best of a grid of 25 on the
+# validation rows. The second may train on the validation rows as well, three times as many rows, and is even given
+# the penalty that is best on the test rows.
 
 
 # %%
@@ -49,9 +50,8 @@ def stacked(part):
     return np.concatenate([p[part][0] for p in parts]), np.concatenate([p[part][1] for p in parts])
 
 
-def solved(penalties):
-    a, b = stacked(0)
-    return np.linalg.solve(a.T @ a / len(a) + np.diag(penalties), a.T @ b / len(a))
+def solved(penalty, a, b):
+    return np.linalg.solve(a.T @ a / len(a) + penalty * np.eye(30), a.T @ b / len(a))
 
 
 def mean_error(y, a, b):
@@ -59,11 +59,13 @@ def mean_error(y, a, b):
 
 
 grid = np.logspace(-3, 1, 25)
-valid = [mean_error(solved(np.full(30, g)), *stacked(1)) for g in grid]
-best = solved(np.full(30, grid[int(np.argmin(valid))]))
-control = mean_error(best, test.inputs, test.targets)
-floor = 9.0  # the noise alone
-print(f"one penalty, best of 25: test error {control:.2f}; the noise alone: {floor:.2f}")
+train, valid = stacked(0), stacked(1)
+both = np.concatenate([train[0], valid[0]]), np.concatenate([train[1], valid[1]])
+chosen = min(grid, key=lambda g: mean_error(solved(g, *train), *valid))
+control = mean_error(solved(chosen, *train), test.inputs, test.targets)
+generous = min(mean_error(solved(g, *both), test.inputs, test.targets) for g in grid)
+floor = mean_error(truth, test.inputs, test.targets)  # the noise alone
+print(f"one penalty: {control:.2f}; with all rows: {generous:.2f}; the noise alone: {floor:.2f}")
 
 # %% [markdown]
 # The hypergradient moves all 30 penalties at once. A first-order method cannot move them at all: the validation
@@ -81,6 +83,7 @@ figure, (curve, bars) = plt.subplots(1, 2, figsize=(9.5, 3.3), layout="constrain
 history = result.history
 curve.plot([line["rounds"] for line in history], [line["test_error"] for line in history], label="30 penalties")
 curve.axhline(control, color="0.5", linestyle="--", label="one penalty, best of 25")
+curve.axhline(generous, color="0.5", linestyle=":", label="one penalty, trained on all rows")
 curve.axhline(floor, color="0.8", label="the noise alone")
 curve.set(xlabel="communication rounds", ylabel="test error", ylim=(8, None))
 curve.legend(fontsize=8)
@@ -90,6 +93,6 @@ bars.set(xlabel="feature (blue: matters)", ylabel="log of its penalty", title="w
 plt.show()
 
 # %%
-print(f"test error: {history[-1]['test_error']:.2f} with 30 penalties, {control:.2f} with one")
-assert history[-1]["test_error"] < control
+print(f"test error: {history[-1]['test_error']:.2f} with 30 penalties, {control:.2f} and {generous:.2f} with one")
+assert history[-1]["test_error"] < generous < control
 assert np.asarray(result.x)[matters].mean() < np.asarray(result.x)[~matters].mean() - 1
