@@ -22,7 +22,8 @@ OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-torch examples check lint coverage bench docs docs-check lock package clean
+.PHONY: demo test test-fast test-torch examples check lint coverage bench claims pictures docs docs-check notebooks walk lock
+.PHONY: package clean
 
 demo: $(BASE)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/demo
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
@@ -57,15 +58,29 @@ coverage: $(READY)
 bench: $(READY)  ## one outer iteration beside its floor, and beside PyTorch where that is installed
 	$(BIN)/fedbilevel bench --out runs/bench
 
+claims: $(READY)  ## what docs/claims.md claims, by its commands; CLAIMS=--quick for the tests alone
+	$(BIN)/python benchmarks/claims.py $(CLAIMS)
+
+pictures: $(BASE)  ## the pictures of the site that are made from the code, into docs/pictures
+	$(BIN)/python website/pictures.py
+
 docs: $(DOCS)  ## the site, in site/index.html; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-check: docs  ## the site in headless Chromium: widths, schemes, search, and that no request leaves it
 	$(BIN)/python website/browse.py --shots runs/pages
 
+notebooks: $(DOCS)  ## execute notebooks/*.py, and write them with their outputs as .ipynb
+	$(BIN)/python website/notebooks.py
+
+walk: package $(READY)  ## go through the tutorials by copy and paste, the first ones with nothing but the wheel installed
+	dist/env/bin/python website/walk.py docs/start.md docs/learn/own-problem.md docs/learn/hypergradient.md
+	$(BIN)/python website/walk.py docs/learn/choosing.md docs/learn/trust.md docs/howto/recipes.md docs/learn/federation.md
+
 lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA-256 of all of their files
 	$(RESOLVE) --extra dev pyproject.toml requirements/build.in --output-file requirements/dev.txt
 	$(RESOLVE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
+	$(RESOLVE) --extra flare --extra privacy pyproject.toml --constraint requirements/dev.txt --output-file requirements/flare.txt
 	$(RESOLVE) --extra docs pyproject.toml --constraint requirements/dev.txt --output-file requirements/docs.txt
 	$(RESOLVE) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+import fedbilevel as fb
 from fedbilevel.cli import app
+from fedbilevel.engines.flare import SitePolicy
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = (
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "deploy/README.md",
+    "examples/README.md",
+    "examples/momentum/README.md",
+)
+PAGES = [ROOT / "README.md", *(ROOT / name for name in ELSEWHERE), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 VARIABLE = re.compile(r"\w+=")  # an assignment in front of a command, as in JAX_PROCESS_ID=0 fedbilevel ...
 
@@ -31,7 +41,7 @@ def commands(text: str) -> list[list[str]]:
         while words and VARIABLE.match(words[0]):
             words.pop(0)
         if words and Path(words[0]).name == "fedbilevel":
-            found.append(words[1:])
+            found.append(words[1 : words.index(">")] if ">" in words else words[1:])
     return found
 
 
@@ -82,17 +92,22 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
     assert message in str(getattr(raised.value, "message", raised.value))
 
 
-# The pages whose Python is run, block by block. The blocks of a tutorial are one program.
-NAMES = ("extending", "after-the-run", "upper-level", "algorithms/local-lower", "start", "learn/hypergradient")
-TUTORIALS = ("learn/own-problem",)
+# Whose Python is run, and by whom. Here block by block, or as one program where the blocks belong together.
+HERE = ("extending", "after-the-run", "upper-level", "start", "steps", "engines", "leaderboard", "comparison")
+DEEPER = ("algorithms/local-lower", "learn/hypergradient", "reference/run-folder", "reference/wire")
+SINGLE = ("README.md", "examples/momentum/README.md", *(f"docs/{name}.md" for name in HERE + DEEPER))
+TOGETHER = ("docs/learn/own-problem.md", "docs/theory.md")
+# By `make walk`, with the commands between the blocks, and by another test.
+WALKED = tuple(
+    f"docs/{name}.md" for name in ("learn/choosing", "learn/federation", "learn/trust", "howto/recipes")
+)
+TRIED = {"CONTRIBUTING.md": "test_leaderboard.py"}
+
 RUN = [
-    pytest.param(code, id=f"{page.name}, Python block {number}")
-    for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES))
-    for number, code in enumerate(blocks(page, "python"))
-] + [
-    pytest.param("\n".join(blocks(ROOT / "docs" / f"{name}.md", "python")), id=f"{name}, all of its Python")
-    for name in TUTORIALS
-]
+    pytest.param(code, id=f"{name}, Python block {number}")
+    for name in SINGLE
+    for number, code in enumerate(blocks(ROOT / name, "python"))
+] + [pytest.param("\n".join(blocks(ROOT / name, "python")), id=f"{name}, all of its Python") for name in TOGETHER]
 
 
 @pytest.mark.parametrize("code", RUN)
@@ -103,3 +118,76 @@ def test_the_python_of_a_page_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     program = compile(code, request.node.name, "exec", dont_inherit=True)  # without the future of this file
     exec(program, {"__name__": "__main__"})
+
+
+def test_somebody_runs_the_python_of_every_page() -> None:
+    with_python = {page.relative_to(ROOT).as_posix() for page in PAGES if blocks(page, "python")}
+    assert with_python == {*SINGLE, *TOGETHER, *WALKED, *TRIED}
+    walked = re.search(r"^walk:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert walked is not None and all(name in walked[1] for name in WALKED)
+    for name, test in TRIED.items():
+        assert name in (ROOT / "tests" / test).read_text()
+
+
+# Other blocks ------------------------------------------------------------------------------------------
+
+SHELLS = ("", "sh", "bash", "console")
+OTHERS = {
+    "export",
+    "cd",
+    "nvflare",
+    "ray",
+    "printf",
+    "docker",
+    "tools/tag.sh",
+}  # programs that are not ours, or of a shell
+TOLD = ("docs/architecture.md", "docs/faults.md")  # pages that also show text without a language
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_is_typed_names_files_and_targets_that_exist(page: Path) -> None:
+    for text in (block for language in SHELLS for block in blocks(page, language)):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = [word for word in shlex.split(line, comments=True) if word != "$"]
+            while words and VARIABLE.match(words[0]):
+                words.pop(0)
+            match words:
+                case [] | ["pip", "install", *_] | ["python", "-c", *_]:
+                    pass
+                case ["make", *targets]:
+                    assert {each for each in targets if "=" not in each} <= TARGETS, line
+                case ["python", "-m", module, *_]:
+                    assert module == "pytest" or (ROOT / "src" / f"{module.replace('.', '/')}.py").exists(), line
+                case ["python", file, *_]:
+                    assert (ROOT / file).is_file(), line
+                case [program, *_]:
+                    known = program in OTHERS or Path(program).name == "fedbilevel"
+                    assert known or page.relative_to(ROOT).as_posix() in TOLD or page.name == "federate.md", line
+
+
+SITES = {"docs/federate.md", "docs/privacy.md"}  # whose TOML is that of a site
+OWN = {"docs/extending.md"}  # whose TOML names a module that the page writes
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        pytest.param(page, text, id=f"{page.relative_to(ROOT)}, TOML {number}")
+        for page in PAGES
+        for number, text in enumerate(blocks(page, "toml"))
+    ],
+)
+def test_a_toml_that_is_shown_is_read_by_what_reads_it(page: Path, text: str, tmp_path: Path) -> None:
+    values, name = tomllib.loads(text), page.relative_to(ROOT).as_posix()
+    if name in SITES:
+        if "policy" in values:
+            SitePolicy(**values["policy"])
+        assert values.keys() <= {"audit", "data", "problem", "policy", "privacy", "steps"}
+    elif "drop" in values:
+        fb.ChaosSettings(**values)
+    elif name in OWN:
+        assert values.keys() <= {"problem", "algorithm", "stop"}
+    else:
+        (tmp_path / "my.toml").write_text(text)
+        fb.load_spec(tmp_path / "my.toml", {"stop.rounds": 10})

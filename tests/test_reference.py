@@ -32,5 +32,6 @@ def test_every_page_that_the_site_lists_exists() -> None:
     pages = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     elsewhere = set(re.findall(r'": "([\w-]+\.md)"', (ROOT / "website" / "hooks.py").read_text()))
     made = {page for page in pages if page.startswith("reference/settings-")}
+    made |= {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.py")}
     assert len(pages) > 30
     assert [p for p in pages if p not in elsewhere | made and not (ROOT / "docs" / p).exists()] == []

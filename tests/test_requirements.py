@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LOCKS = {name: ROOT / "requirements" / f"{name}.txt" for name in ("build", "base", "dev", "docs")}
+LOCKS = {name: ROOT / "requirements" / f"{name}.txt" for name in ("build", "base", "flare", "dev", "docs")}
 PIN = re.compile(r"^([a-z0-9.-]+)(?:\[[a-z,]+\])?==[^ ;]+( ; [^\\]+)?( --hash=sha256:[0-9a-f]{64})+$")
 
 
@@ -31,7 +31,7 @@ def test_every_line_is_one_version_with_hashes_and_nothing_else() -> None:
     for name in LOCKS:
         lines = locked(name).values()
         assert lines and [line for line in lines if not PIN.match(line)] == [], "no address, no path, no range"
-    for name in ("build", "base"):
+    for name in ("build", "base", "flare"):
         assert locked(name).items() <= locked("dev").items(), "one version and its files in all locks"
 
 
@@ -48,6 +48,7 @@ def test_the_lock_has_everything_that_the_packages_ask_for_and_what_builds_them(
     builds = asked([line for line in lines if not line.startswith("#")])
     assert builds <= locked("build").keys()
     assert asked(project["project"]["dependencies"]) <= locked("base").keys()
+    assert asked(extras["flare"] + extras["privacy"]) <= locked("flare").keys()
     assert wanted - {"fedbilevel"} <= locked("dev").keys()
 
 

@@ -29,7 +29,8 @@ WIDTHS = (400, 1280)
 SCHEMES = {"light": "default", "dark": "slate"}  # and what the theme calls them
 WIDER = """
 [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
-    && !e.closest('.md-typeset__scrollwrap, pre, math, svg, .md-nav'))
+    && !e.closest('.md-typeset__scrollwrap, pre, math, .md-nav')
+    && !e.closest('p')?.querySelector('img[src$=".svg"]'))
     .map(e => e.tagName + ': ' + e.textContent.slice(0, 40)).slice(0, 3)
 """
 SEARCH = """

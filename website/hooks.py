@@ -13,11 +13,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import mathml
-import settings_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+import mathml
+import notebooks
+import settings_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -26,6 +28,9 @@ PAGES = {  # pages that are elsewhere in the repository, because people look for
     "CONTRIBUTING.md": "contribute.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "deploy/README.md": "deploy.md",
+    "notebooks/README.md": "notebooks.md",
     "examples/README.md": "examples.md",
     "examples/momentum/README.md": "examples-momentum.md",
 }
@@ -48,7 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for origin, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / origin).read_text()))
     files.append(File.generated(config, "worker.js", content=(ROOT / "website" / "worker.js").read_text()))
-    for uri, content in settings_page.pages():
+    written = [(f"notebooks/{source.stem}.md", notebooks.page(source)) for source in notebooks.sources()]
+    for uri, content in (*settings_page.pages(), *written):
         files.append(File.generated(config, uri, content=content))
     for uri in sorted({uri for page in files.documentation_pages() for uri in _sources(page)}):
         files.append(File.generated(config, f"source/{uri}.txt", content=(ROOT / uri).read_bytes()))

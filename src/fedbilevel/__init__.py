@@ -97,7 +97,7 @@ from .steps import (
 from .stepsizes import AUTO, Decays, Inverse, LowerRounds, Momentum, Moves, Terms, alone, automatic
 from .trials import Rows, Tried, apart
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AUTO",
