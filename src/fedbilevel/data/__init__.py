@@ -16,7 +16,7 @@ from ._clients import (
 from ._dataset import Dataset
 from ._describe import dataset_table, draw_labels, label_counts, label_table
 from ._loading import load, load_function
-from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
+from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, own_tests, partition
 from ._settings import GENERATED, DataSettings
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "load_function",
     "lower_only",
+    "own_tests",
     "partition",
     "test_rows",
 ]
