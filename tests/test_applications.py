@@ -163,13 +163,31 @@ def test_the_measures_of_recovery_are_as_counted_by_hand() -> None:
     assert found == {"precision": 0.5, "recall": 0.5}
 
 
-@pytest.mark.parametrize("table", ["diabetes", "breast-cancer", "generated"])
-def test_the_hypergradient_of_penalties_agrees_with_differences_of_the_outer_loss(table: Any) -> None:
-    made = Penalties(table=table).make(clients=3, seed=0)
-    x, e = np.random.default_rng(0).normal(size=made.features), 1e-5
-    slopes = [(made.outer_loss(x + e * d) - made.outer_loss(x - e * d)) / (2 * e) for d in np.eye(made.features)]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Penalties(table="diabetes"),
+        Penalties(table="breast-cancer"),
+        Penalties(table="generated", groups=4),
+        Penalties(table="breast-cancer", loss="logistic"),
+        Penalties(table="generated", loss="logistic", groups=3),
+    ],
+)
+def test_the_hypergradient_of_penalties_agrees_with_differences_of_the_outer_loss(settings: Penalties) -> None:
+    made = settings.make(clients=3, seed=0)
+    x, e = np.random.default_rng(0).normal(size=made.problem.size_x), 1e-4
+    slopes = [(made.outer_loss(x + e * d) - made.outer_loss(x - e * d)) / (2 * e) for d in np.eye(len(x))]
     np.testing.assert_allclose(made.hypergradient(x), slopes, atol=1e-8)
     assert made.smallest <= min(made.outer_loss(x), made.outer_loss(0 * x))
+
+
+def test_penalties_of_scikit_learn_are_a_control_that_stays_where_it_is() -> None:
+    task = Penalties(start="ridge-cv").task(DataSettings(name="generated", clients=3), 0)
+    stays = fb.FedAvg(control="upper-only", alpha=1.0, participation=1.0)
+    found = trained(task, stays, 2)
+    np.testing.assert_array_equal(found.y, task.problem.flat_y.vector)
+    assert found.history[-1]["test_error"] == found.history[-1]["refit_error"] < 0.7
+    assert np.any(np.asarray(found.y)) and not np.any(found.x)
 
 
 def test_the_losses_of_penalties_are_those_of_the_closed_form() -> None:

@@ -80,7 +80,9 @@ def test_settings_are_chosen_by_validation_rows_with_a_seed_that_the_table_lacks
 ) -> None:
     _, runs, cells = compared
     for cell in cells:
-        assert cell.chosen == cell.row.points[1] and len(cell.tried) == 2  # the first step size is far too small
+        assert (
+            cell.chosen == cell.row.points(cell.column)[1] and len(cell.tried) == 2
+        )  # the first step size is far too small
         assert [spec.seed for spec in cell.specs] == [1, 2]
         for place, spec in enumerate(cell.specs):
             ends = [r["test_accuracy"] for r in runs.history(spec) if r["rounds"] > 30]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedbilevel as fb
 from fedbilevel._probes import personal
@@ -68,3 +72,39 @@ def test_a_spec_of_personal_heads_trains_and_is_read_again(tmp_path: Path) -> No
     joined = saved.join(tuple(data.lower), tuple(data.test or ()), steps=50)
     assert joined.metrics["test_accuracy"] > 0.5  # two classes, of which a head of zeros tells none apart
     assert LocalLower().lower_kinds == ("local",)
+
+
+SMALL: dict[str, Any] = dict(hidden=4, components=16, rows=40, valid=True, newcomers=2, newcomer_rows=10)
+
+
+def test_controls_of_personal_heads_share_a_head_or_tune_it_or_share_nothing() -> None:
+    made = {kind: PersonalHeads(**SMALL, heads=kind).task(FEW, 0) for kind in ("own", "shared", "tuned", "alone")}
+    kinds = {name: task.problem.lower_is for name, task in made.items()}  # type: ignore[attr-defined]
+    assert kinds == {"own": "local", "shared": "global", "tuned": "global", "alone": "local"}
+    assert made["alone"].problem.size_x == 1
+    assert made["alone"].problem.size_y == made["own"].problem.size_x + made["own"].problem.size_y
+    for task in made.values():
+        assert task.clients.count == 4 and task.clients.load(0).lower.rows + task.clients.load(0).upper.rows == 40
+
+
+def test_a_tuned_head_is_the_result_of_gradient_steps_on_the_clients_own_rows() -> None:
+    task: Any = PersonalHeads(**SMALL, heads="tuned", tuning_steps=3, tuning_step=0.2).task(FEW, 0)
+    own: Any = PersonalHeads(**SMALL).task(FEW, 0)
+    x, y = task.problem.flat_x.vector, task.problem.flat_y.vector
+    right = []
+    for client in range(4):
+        data, head = own.clients.load(client), y
+        slope = jax.grad(partial(task.problem.loss, "lower", x), argnums=0)
+        for _ in range(3):
+            head = head - 0.2 * slope(head, whole(task.problem, x, data.lower))
+        scores = task.problem.flat_y.restore(head)(task.problem.features(x, data.test.inputs))
+        odd = np.arange(data.test.rows) % 2 == 1
+        right.append(np.mean((np.argmax(scores, -1) == data.test.targets)[odd]))
+    found = task.measure(x, y)
+    assert float(found["test_accuracy"]) == pytest.approx(np.mean(right), abs=1e-6)
+    assert float(found["worst_test_accuracy"]) == pytest.approx(np.min(right), abs=1e-6)
+    assert "new_accuracy" in found and "valid_accuracy" in found
+
+
+def whole(problem: Any, x: Any, part: Any) -> fb.Batch:
+    return fb.Batch(part.inputs, part.targets, jnp.ones(part.rows), problem.features(x, part.inputs))

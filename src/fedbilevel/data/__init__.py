@@ -17,7 +17,7 @@ from ._clients import (
 from ._dataset import Dataset
 from ._describe import dataset_table, draw_labels, label_counts, label_table
 from ._loading import load, load_function
-from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, partition
+from ._partition import KINDS, Drawn, Partition, PartitionedClients, drawn_clients, own_tests, partition
 from ._settings import GENERATED, DataSettings
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "load",
     "load_function",
     "lower_only",
+    "own_tests",
     "part_from",
     "partition",
     "test_rows",

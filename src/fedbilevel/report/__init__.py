@@ -10,6 +10,7 @@ from ._html import Section, write_report
 from ._measure import metric_text
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
+from ._quality import Truthful, draw_quality
 from ._run_page import live_page, missing_main, page_policy, run_main, run_page, write_run_page
 from ._tables import ledger_table, markdown_table, metrics_table, outcome_table, settings_table, study_table
 from ._terminal import text_curve
@@ -29,6 +30,7 @@ __all__ = [
     "Reached",
     "Scored",
     "Section",
+    "Truthful",
     "board_page",
     "draw_controls",
     "draw_curve",
@@ -36,6 +38,7 @@ __all__ = [
     "draw_iterations",
     "draw_panels",
     "draw_points",
+    "draw_quality",
     "draw_worst",
     "ledger_table",
     "live_page",

@@ -9,6 +9,8 @@ select = "valid_accuracy"        # the metric by which settings are chosen; neve
 also = ["test_loss"]             # further metrics, with a table each
 found = ["auc"]                  # the same, for what bilevel methods have found: controls are left out
 points = 6                       # so many points are tried of every row in every column
+equal_bytes = true               # also the metric when every row has sent as much as the row that sends least
+quality = true                   # also the angle between the way of x and the true hypergradient
 note = "..."
 
 [common]                         # settings of all runs
@@ -17,6 +19,8 @@ note = "..."
 [[columns]]
 label = "MNIST, half bad"
 set = { "data.name" = "mnist" }
+spec = "cleaning"                # the spec of this column, if it is another one
+
 
 [[rows]]
 label = "bilevel"
@@ -24,6 +28,9 @@ kind = "bilevel"                 # bilevel; control; or oracle, which knows what
 set = { "algorithm.name" = "fedsoba" }
 tries = { "algorithm.alpha" = [50.0, 100.0, 200.0], "algorithm.beta" = [0.3, 0.5] }
 columns = ["MNIST, half bad"]    # the columns in which it is run, if not all
+
+[rows.tries_in."MNIST, half bad"]  # other lists in a column, of as many points
+"algorithm.alpha" = [5.0, 10.0, 20.0]
 
 The points of a row are the product of its lists. A key may name several settings that have the same value:
 `"algorithm.beta,algorithm.lam"`. Points are tried with seed 0, and the table has the seeds from 1 on.
@@ -51,28 +58,32 @@ TUNING = 0  # the seed with which points are tried; the table has the seeds afte
 
 @dataclass(frozen=True)
 class Column:
-    """A setting in which all rows are compared."""
+    """A setting in which all rows are compared. `spec` is its own spec, if it is not that of the application."""
 
     label: str
     set: Overrides
+    spec: str | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method or a control, and the points of it that are tried. `columns` are those it is run in; empty: all."""
+    """A method or a control, and the points of it that are tried. `columns` are those it is run in; empty: all.
+
+    `tries_in` has the lists of columns that need others, such as step sizes of another order.
+    """
 
     label: str
     kind: Kind
     set: Overrides
     tries: Mapping[str, tuple[Any, ...]]
     columns: tuple[str, ...] = ()
+    tries_in: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
-    @property
-    def points(self) -> list[dict[str, Any]]:
-        """The settings of each point."""
-        made = []
-        for values in itertools.product(*self.tries.values()):
-            pairs = zip(self.tries, values, strict=True)
+    def points(self, column: Column) -> list[dict[str, Any]]:
+        """The settings of each point in a column."""
+        made, lists = [], {**self.tries, **self.tries_in.get(column.label, {})}
+        for values in itertools.product(*lists.values()):
+            pairs = zip(lists, values, strict=True)
             made.append({name.strip(): value for names, value in pairs for name in names.split(",")})
         return made
 
@@ -93,6 +104,8 @@ class Application:
     found: tuple[str, ...] = ()
     note: str = ""
     common: Overrides = field(default_factory=dict)
+    equal_bytes: bool = False
+    quality: bool = False
     share: float = 1.0
 
     @property
@@ -113,7 +126,9 @@ class Application:
     def of(self, row: Row, column: Column, point: Overrides, seed: int) -> Spec:
         """The spec of a point of a row in a column."""
         values = {**self.common, **column.set, **row.set, **point, "seed": seed}
-        spec = load_spec(self.spec, {key: None if value == "none" else value for key, value in values.items()})
+        spec = load_spec(
+            column.spec or self.spec, {key: None if value == "none" else value for key, value in values.items()}
+        )
         if self.share < 1.0 and spec.stop.rounds is not None:
             spec = replace(
                 spec, stop=replace(spec.stop, rounds=max(SHORTEST, round(spec.stop.rounds * self.share)))
@@ -146,14 +161,15 @@ def read_application(text: str, name: str) -> Application:
     for key in raw:
         if key not in known:
             raise SettingsError(f"application {name}: {key} is not a setting; {suggestion(key, known)}")
-    columns = tuple(Column(each["label"], each.get("set", {})) for each in raw.pop("columns"))
+    columns = tuple(Column(each["label"], each.get("set", {}), each.get("spec")) for each in raw.pop("columns"))
     rows = tuple(
         Row(
             each["label"],
             each.get("kind", "control"),
             each.get("set", {}),
-            {key: tuple(values) for key, values in each.get("tries", {}).items()},
+            _lists(each.get("tries", {})),
             tuple(each.get("columns", ())),
+            {label: _lists(lists) for label, lists in each.get("tries_in", {}).items()},
         )
         for each in raw.pop("rows")
     )
@@ -164,22 +180,27 @@ def read_application(text: str, name: str) -> Application:
     return made
 
 
+def _lists(raw: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {key: tuple(values) for key, values in raw.items()}
+
+
 def _check(made: Application, row: Row) -> None:
     where = f"application {made.name}, {row.label}"
     if row.kind not in get_args(Kind):
         raise UnknownName(f"{where}: kind =", row.kind, get_args(Kind))
-    if len(row.points) != made.points:
-        raise SettingsError(
-            f"{where}: it tries {len(row.points)} points, and points = {made.points}: every row has the same "
-            "budget; give its lists that many combinations"
-        )
     labels = [column.label for column in made.columns]
-    for label in row.columns:
-        if label not in labels:
-            raise UnknownName(f"{where}: columns =", label, labels)
+    for name, given in (("columns", row.columns), ("tries_in", tuple(row.tries_in))):
+        for label in given:
+            if label not in labels:
+                raise UnknownName(f"{where}: {name} =", label, labels)
     for other, column in made.cells:
         if other == row:
-            for point in row.points:
+            if len(row.points(column)) != made.points:
+                raise SettingsError(
+                    f"{where}: it tries {len(row.points(column))} points, and points = {made.points}: every row "
+                    "has the same budget; give its lists that many combinations"
+                )
+            for point in row.points(column):
                 try:
                     spec = made.of(row, column, point, TUNING)
                 except SettingsError as error:

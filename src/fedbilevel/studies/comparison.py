@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from rich.console import Console
 from ..errors import SettingsError
 from ..files import results_folder
 from ..record import better, direction, in_window
-from ..report import Scored, draw_controls, markdown_table
+from ..report import Scored, Truthful, draw_controls, draw_quality, markdown_table
 from ..spec import Spec
 from .application import TUNING, Application, Column, Row
 from .kept import keep, take
+from .quality import cosine_of
 from .runner import Clock, Runs
 from .tune import alone, do_runs_or_alone
 
@@ -41,6 +42,8 @@ class Cell:
     tried     the value of `select` at each point; None if it diverged
     specs     the runs of the chosen point, as they were run
     values    the metrics of the table at the end of each of them; None if it diverged
+    cosine    between the way of x and the true hypergradient, if the application asks for it
+    at_bytes  the metric of the table of each run, after the bytes of the row in its column that sends least
     """
 
     row: Row
@@ -49,6 +52,8 @@ class Cell:
     chosen: dict[str, Any] | None = None
     specs: list[Spec] = field(default_factory=list)
     values: dict[str, list[float | None]] = field(default_factory=dict)
+    cosine: float | None = None
+    at_bytes: list[float] = field(default_factory=list)
 
     def mean(self, metric: str) -> float | None:
         """The mean over the seeds; None if a seed lacks the metric."""
@@ -87,8 +92,23 @@ def compare(
         cell = _cell(application, row, column, seeds, runs, jobs, console, kept)
         cells.append(cell)
         progress.tell(f"{column.label}, {row.label}: {shown(cell, application.metric)}", time.monotonic() - start)
+    if application.equal_bytes:
+        for column in application.columns:
+            _at_equal_bytes(
+                [c for c in cells if c.column == column and c.mean(application.metric)], application, runs
+            )
     _write(application, cells, seeds, out, runs)
     return cells
+
+
+def _at_equal_bytes(cells: Sequence[Cell], application: Application, runs: Runs) -> None:
+    """Read the metric of every run at the bytes that the cheapest row of the column has sent at its end."""
+    histories = [[runs.history(spec) for spec in cell.specs] for cell in cells]
+    ends = [history[-1]["bytes_up"] + history[-1]["bytes_down"] for own in histories for history in own]
+    for cell, own in zip(cells, histories, strict=True):
+        for history in own:
+            within = [record for record in history if record["bytes_up"] + record["bytes_down"] <= min(ends)]
+            cell.at_bytes.append(float(within[-1][application.metric]))
 
 
 def _cell(
@@ -113,7 +133,7 @@ def _cell(
             keep(runs, done, kept)
         return done
 
-    cell, points = Cell(row, column), row.points
+    cell, points = Cell(row, column), row.points(column)
     tried = do([application.of(row, column, point, TUNING) for point in points])
     cell.tried = [_end(runs, spec, application.select) for spec in tried]
     if all(value is None for value in cell.tried):
@@ -122,7 +142,17 @@ def _cell(
     cell.specs = do([application.of(row, column, cell.chosen, TUNING + 1 + seed) for seed in range(seeds)])
     for metric in application.metrics:
         cell.values[metric] = [_end(runs, spec, metric) for spec in cell.specs]
+    if application.quality and cell.mean(application.metric) is not None:
+        cell.cosine = _cosine(cell.specs[0], runs)
     return cell
+
+
+def _cosine(spec: Spec, runs: Runs) -> float:
+    """The cosine of a run, which is kept beside the runs, as it takes as long as one of them."""
+    file = runs.folder / f"{spec.digest}.cosine.json"
+    if not file.exists():
+        file.write_text(json.dumps(cosine_of(spec)))
+    return float(json.loads(file.read_text()))
 
 
 def best_of(values: Sequence[float | None], application: Application) -> int:
@@ -213,6 +243,8 @@ def _records(application: Application, cells: Sequence[Cell], runs: Runs) -> lis
             record[f"{metric}_deviation"] = None if mean is None else round(cell.deviation(metric), 6)
             record[f"{metric}_seeds"] = cell.values.get(metric, [])
         record["chosen"], record["tried"] = cell.chosen, cell.tried
+        record |= {"cosine": cell.cosine} if application.quality else {}
+        record |= {"at_equal_bytes": cell.at_bytes} if application.equal_bytes else {}
         if cell.specs:
             ends = [runs.history(spec)[-1] for spec in cell.specs]
             clients = cell.specs[0].data.clients
@@ -249,6 +281,34 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         if rows := table(application, cells, metric):
             unit = ", per cent" if is_share(metric) else ""
             parts += [f"## {_words(metric).capitalize()}{unit}", markdown_table(rows)]
+    if application.equal_bytes:
+        title = f"## {_words(application.metric).capitalize()} at equal bytes"
+        parts += [
+            title + (", per cent" if is_share(application.metric) else ""),
+            _columns(application, cells, _bytes_text),
+        ]
+    if application.quality:
+        parts += [
+            "## Cosine of the way of x and the true hypergradient",
+            _columns(application, cells, _cosine_text),
+        ]
+        drawn = [
+            Truthful(
+                c.row.label,
+                c.row.kind,
+                c.column.label,
+                c.cosine,
+                mean,
+                float(np.mean(c.at_bytes)) if c.at_bytes else None,
+            )
+            for c in cells
+            if c.cosine is not None and (mean := c.mean(application.metric)) is not None
+        ]
+        labels = [column.label for column in application.columns]
+        draw_quality(
+            drawn, labels, _words(application.metric), is_share(application.metric), out / f"{name}-quality.png"
+        )
+        parts[parts.index(f"![{application.title}]({name}.png)")] = f"![{application.title}]({name}-quality.png)"
     parts += ["## The settings that were chosen, and what a run costs", markdown_table(_costs(records))]
     (out / f"{name}.md").write_text("\n\n".join(part for part in parts if part) + "\n")
     (out / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
@@ -268,6 +328,28 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         application.title,
         out / f"{name}.png",
     )
+
+
+def _columns(application: Application, cells: Sequence[Cell], text: Callable[[Cell, Application], str]) -> str:
+    """A table with a text for every cell."""
+    made = []
+    for row in application.rows:
+        own = {cell.column.label: text(cell, application) for cell in cells if cell.row == row}
+        made.append(
+            {"": row.label, **{column.label: own.get(column.label, "-") for column in application.columns}}
+        )
+    return markdown_table(made)
+
+
+def _bytes_text(cell: Cell, application: Application) -> str:
+    if not cell.at_bytes:
+        return "-"
+    read = Cell(cell.row, cell.column, chosen={}, values={application.metric: [*cell.at_bytes]})
+    return shown(read, application.metric)
+
+
+def _cosine_text(cell: Cell, application: Application) -> str:
+    return "-" if cell.cosine is None else f"{cell.cosine:.3f}"
 
 
 def _costs(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
