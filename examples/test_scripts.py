@@ -112,3 +112,9 @@ def test_shared_adapters_serve_clients_that_have_heads_and_names_of_their_own(pl
     pytest.importorskip("torch")
     ours, first_order, frozen, one_head = play("torch_lora")["accuracies"].values()
     assert ours > first_order and ours > frozen + 0.05 and ours > one_head + 0.2
+
+
+def test_a_transformer_over_bytes_learns_from_clients_with_different_sources(play: Play) -> None:
+    pytest.importorskip("torch")
+    ours, plain, still, _ = play("torch_text")["accuracies"].values()
+    assert ours > still + 0.03 and ours > plain - 0.05
