@@ -75,11 +75,13 @@ def run(folder: Path, spec: Spec, kill_after: int | None) -> tuple[fb.Result, Lo
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--kill-after", type=int, default=40)
+    parser.add_argument(
+        "--kill-after", type=int, default=40, help="steps of the site before it; 0: it is not killed"
+    )
     given = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        result, local = run(Path(place), spec_of(given.small, "stop.accuracy=0.9"), given.kill_after)
+        result, local = run(Path(place), spec_of(given.small, "stop.accuracy=0.9"), given.kill_after or None)
         last = result.history[-1]
         print(f"{last['test_accuracy']:.4f} after {last['rounds']} rounds, {last['iteration']} outer iterations")
         print(f"starts of sites: {local.starts}; {time.monotonic() - begun:.0f} s in all")

@@ -34,12 +34,12 @@ def run(rounds: int, threads: int) -> None:
     clients = fb.clients_from([(rows(), rows()) for _ in range(4)])
     method = fb.SimFBO(alpha=0.01, beta=0.01, tau=2, batch_zeta=32, batch_xi=32, participation=1.0)
     start = time.monotonic()
-    result = fb.train(make(), clients, method, stop={"rounds": rounds}, evaluate={"every": 50})
-    taken = time.monotonic() - start
-    print(
-        f"{result.summary['rounds']} rounds in {taken:.0f} s, {time.process_time():.0f} of the processor",
-        flush=True,
-    )
+
+    def tell(progress: fb.Progress) -> None:
+        taken = time.monotonic() - start
+        print(f"{progress.rounds} rounds in {taken:.0f} s, {time.process_time():.0f} of the processor", flush=True)
+
+    fb.train(make(), clients, method, stop={"rounds": rounds}, evaluate={"every": 50}, observers=[tell])
 
 
 def main() -> None:
@@ -55,11 +55,11 @@ def main() -> None:
             command = [sys.executable, __file__, "--rounds", str(given.rounds), "--threads", str(threads)]
             environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
             said, hangs = "nothing", False
-            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, bufsize=0) as process:
                 assert process.stdout is not None
                 while not hangs:
                     ready = select.select([process.stdout], [], [], given.limit)[0]
-                    line = process.stdout.readline() if ready else ""
+                    line = process.stdout.readline().decode() if ready else ""
                     if ready and not line:
                         break
                     hangs, said = not ready, line.strip() or said

@@ -106,3 +106,15 @@ def test_a_residual_network_of_pytorch_serves_its_clients_as_well_as_one_place(p
     pytest.importorskip("torch")
     ours, plain, still, one_place = play("torch_network")["accuracies"].values()
     assert ours > 0.95 and ours > plain - 0.01 and abs(ours - one_place) < 0.02 and still < 0.8
+
+
+def test_shared_adapters_serve_clients_that_have_heads_and_names_of_their_own(play: Play) -> None:
+    pytest.importorskip("torch")
+    ours, first_order, frozen, one_head = play("torch_lora")["accuracies"].values()
+    assert ours > first_order and ours > frozen + 0.05 and ours > one_head + 0.2
+
+
+def test_a_transformer_over_bytes_learns_from_clients_with_different_sources(play: Play) -> None:
+    pytest.importorskip("torch")
+    ours, plain, still, _ = play("torch_text")["accuracies"].values()
+    assert ours > still + 0.03 and ours > plain - 0.05

@@ -800,10 +800,16 @@ def test_a_run_of_a_spec_takes_another_task_and_engine(whole: Result, tmp_path: 
         ({"stop": {"rounds": "5"}}, r"stop\.rounds = '5' is wrong"),
         ({"stop": {"rounds": 0}}, r"stop\.rounds = 0 is wrong"),
         ({"evaluate": {"every": 0}}, r"evaluate\.every = 0 is wrong"),
-        ({"engine": "nobody"}, r"federation\.engine\.name = 'nobody' is unknown; use one of: auto, fused, loop"),
+        (
+            {"engine": "nobody"},
+            r"federation\.engine\.name = 'nobody' is unknown; use one of: auto, batched, fused, loop",
+        ),
         ({"engine": {"name": "loop", "actors": 2}}, r"federation\.engine\.actors is not a setting"),
         ({"engine": {"name": "simulation", "devices": 99}}, r"federation\.engine\.devices = 99 is wrong: JAX"),
-        ({"federation": {"engine": 3}}, r"federation\.engine = 3 is wrong: use one of: auto, fused, loop"),
+        (
+            {"federation": {"engine": 3}},
+            r"federation\.engine = 3 is wrong: use one of: auto, batched, fused, loop",
+        ),
         ({"federation": {"min_replies": 7}}, r"federation\.min_replies = 7 is wrong: there are 6 clients"),
         (
             {"federation": {"aggregator": {"name": "median", "share": 0.1}}},

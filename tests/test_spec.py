@@ -384,11 +384,11 @@ def test_an_unknown_name_of_a_table_lists_the_known_ones(where: str, known: str)
         ({"federation.aggregator": "trimmed-mean", "federation.aggregator.share": 0.5}, "share = 0.5 is wrong"),
         (
             {"federation.engine": 5},
-            "federation.engine = 5 is wrong: use one of: auto, fused, loop, ray, simulation",
+            "federation.engine = 5 is wrong: use one of: auto, batched, fused, loop, ray, simulation",
         ),
         (
             {"federation.engine": True},
-            "federation.engine = True is wrong: use one of: auto, fused, loop, ray, simulation",
+            "federation.engine = True is wrong: use one of: auto, batched, fused, loop, ray, simulation",
         ),
         ({"federation.aggregator": [1]}, "federation.aggregator = .* is wrong: use one of: bucketing, centred"),
     ],

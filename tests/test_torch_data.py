@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,15 @@ def test_what_cannot_be_read_is_refused_by_its_name(name: str) -> None:
     given, message = WRONG[name]
     with pytest.raises(fb.SettingsError, match=message):
         fb.clients_from([(given, WHOLE)])
+
+
+@pytest.mark.slow
+def test_the_first_script_of_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "torch.md").read_text()
+    script = page.split("```python\n")[1].split("```")[0]
+    assert len([line for line in script.splitlines() if line.strip()]) == 30
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(script.replace('{"rounds": 200}', '{"rounds": 20}'), found)
+    assert found["result"].history[-1]["test_accuracy"] > 0.3
+    assert set(torch.load("digits.pt")) == {"body", "head"}

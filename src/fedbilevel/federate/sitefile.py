@@ -9,7 +9,8 @@
 
     [problem]                                one of:
     name = "hyper-representation"            the spec's settings, and shape = [28, 28, 1], classes = 10
-    python = "my_problem:make"               a function that returns a Problem; further keys are its arguments
+    python = "my_problem:make"               a function that returns a Problem or a TorchProblem; further keys are
+                                             its arguments
 
     [privacy]                                optional: clip what leaves the site, and add noise to it
     noise = 1.0                              see layers/_ownnoise.py

@@ -34,7 +34,8 @@ class Custom:
     """The user's own problem, made by a Python function."""
 
     function: Annotated[
-        str, about("module:function that returns a Problem, or a Task with clients and a measure")
+        str,
+        about("module:function that returns a Problem (or TorchProblem), or a Task with clients and a measure"),
     ] = "my_problem:make"
     arguments: Annotated[dict[str, Any], about("any other key is an argument of the function")] = field(
         default_factory=dict

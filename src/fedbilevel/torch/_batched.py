@@ -239,7 +239,7 @@ class Batched:
         features = self._embedded(call, clients, data)
         vectors, arrays = (self._native(tree) for tree in (call.vectors, call.arrays))
         each = jax.tree.map(
-            lambda *a: torch.from_numpy(np.stack(a)),
+            lambda *a: torch.from_numpy(np.stack(a)).to(self.problem.body.device),
             *((m.rows, {n: k.leaves for n, k in m.kept.items()}, _moving(m.draws)) for m in members),
         )
         leaves, tree = jax.tree.flatten((data, features, each))
@@ -253,7 +253,7 @@ class Batched:
             reply = perform(adapter, call, vectors, arrays, rows, draws, known, data, features)
             values, structure = jax.tree.flatten(reply)
             made.append(structure)
-            return tuple(torch.as_tensor(v, dtype=torch.float32) for v in values)
+            return tuple(v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float32) for v in values)
 
         try:
             values = vmap(one)(*leaves)
