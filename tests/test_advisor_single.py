@@ -31,7 +31,7 @@ def train(method: Any, rounds: int, **more: Any) -> fb.Result:
     return fb.train(task().problem, task().clients, method, **how)
 
 
-@pytest.mark.parametrize("method", [fb.FedSOBA, fb.FedMSA, fb.FedF2SA], ids=lambda cls: str(cls.__name__))
+@pytest.mark.parametrize("method", [fb.SimFBO, fb.FedMSA, fb.FedF2SA], ids=lambda cls: str(cls.__name__))
 def test_automatic_steps_come_from_the_curvatures_and_lead_to_the_fixed_point(method: Any) -> None:
     own = method(alpha=fb.AUTO, beta=fb.AUTO, participation=1.0)
     end = train(own, 200)

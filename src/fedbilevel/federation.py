@@ -121,6 +121,7 @@ class Federation:
         self._shelves: dict[str, _Shelf] = {}
         self.noted: dict[str, Array] = {}  # shared with the cohorts that are drawn from this federation
         self.shown: list[Series] = []  # the newest series; shared as well
+        self.heard: frozenset[int] = frozenset()  # the clients whose replies the last round of this cohort used
         self._drawn = 0  # the round in which this cohort was drawn
         self._settled = [self.ledger.clock]  # shared with the cohorts that are drawn from this federation
 
@@ -264,6 +265,7 @@ class Federation:
                 # Fields with the components of an empty x have no content.
                 vectors = sum(0 not in shape for shape in collection.expected.fields.values())
                 self._accountant.book(call, self._drawn, vectors, result)
+            self.heard = frozenset(collection.well)
             for name in call.held:  # a client without a valid reply may not have received the vectors
                 self._shelves[name].holders.update(collection.well)
             if call.keeps and self.engine.capabilities.states is None:

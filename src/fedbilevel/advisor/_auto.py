@@ -28,6 +28,19 @@ from ..schedules import scheduled
 from ..steps import Sample
 from ..stepsizes import Moves, Terms, automatic_settings, marks_of, value_of, with_values
 from ._lanczos import Measured, Spectrum, lanczos
+from ._mixing import (
+    begun,
+    blocks_of,
+    chosen,
+    direction_of,
+    learned,
+    mixed,
+    mixes,
+    next_rates,
+    parted,
+    trial_rates,
+    vector_of,
+)
 from ._newton import improved, learn, steps_by_pairs
 from ._steps import Point, lanczos_products
 from ._truth import SOLVED, Truth, gradients, hypergradient_at, newton
@@ -134,8 +147,10 @@ class Automatics:
 
         If the upper step size is automatic, the y of that state is the one that the measurement has come to. Where
         the step size then follows secants, its x is that of the trial: the hypergradient at the start is known, so
-        the first iteration gives a secant already.
+        the first iteration gives a secant already. Steps that are mixed begin with one round of the method itself.
         """
+        if mixes(algorithm, self.names, fed.engine.clients.count):
+            return self._begin_mixing(fed, algorithm, state)
         before, asked = fed.ledger.rounds, by_rounds(algorithm, fed)
         point = Point(asked[0], state.x, state.y, by_rounds=asked[1])
         how: dict[str, Any] = dict(tolerance=TOLERANCE, most=PRODUCTS, seed=seed)
@@ -186,6 +201,45 @@ class Automatics:
             x = regions_of(fed.engine.problem).x.nearest(jnp.asarray(moved, jnp.float32))
         return resolved, _begun(_at(state, x, point.y), truth)
 
+    def _begin_mixing(self, fed: Federation, algorithm: Any, state: SingleState) -> tuple[Any, Any]:
+        """Do one round of the method, and move along its directions by a trial."""
+        before = fed.ledger.rounds
+        plain = with_values(algorithm, dict.fromkeys(self.names, 1.0))
+        after, blocks, s = plain.step(fed, state), blocks_of(state), vector_of(state)
+        d = direction_of(state, after, plain.rates)
+        rates, own = trial_rates(s, d, blocks), dict[str, np.ndarray]()
+        self._set_rates(rates, "rho" not in self.names)
+        self.why = dict.fromkeys(self.names, "a trial; then from the pairs of the method's own rounds")
+        self.cost = fed.ledger.rounds - before
+        resolved = with_values(algorithm, self.values)
+        E = np.asarray(resolved.rates, np.float64)
+        moved = s - np.concatenate([e * d[b] for e, b in zip(E, blocks, strict=True)])
+        begun(own, s, d, moved, blocks)
+        self.arrays |= {f"mix.{name}": array for name, array in own.items()}
+        return resolved, resolved.land(fed, after, parted(moved, blocks))
+
+    def _set_rates(self, rates: np.ndarray, tied: bool) -> None:
+        """Take the rates of x, y and v as the values of the settings."""
+        found = dict(zip(("alpha", "beta", "rho"), map(float, rates), strict=True))
+        if tied:
+            found["beta"] = min(found["beta"], found.pop("rho"))
+        self.values = found
+
+    def _mix(self, fed: Federation, algorithm: Any, before: SingleState, after: SingleState) -> tuple[Any, Any]:
+        """The method with its next rates, and the state at the mixed point."""
+        own = {name.removeprefix("mix."): a for name, a in self.arrays.items() if name.startswith("mix.")}
+        s, d, blocks = vector_of(before), direction_of(before, after, algorithm.rates), blocks_of(before)
+        if not np.all(np.isfinite(d)):
+            return algorithm, after
+        learned(own, s, d)
+        tied = "rho" not in self.names
+        rates = next_rates(own, np.asarray(algorithm.rates, np.float64), s, d, blocks, tied)
+        moved = parted(mixed(own, rates, *chosen(own, rates, s, d, blocks), blocks), blocks)
+        self.arrays |= {f"mix.{name}": array for name, array in own.items()}
+        self._set_rates(rates, tied)
+        resolved = with_values(algorithm, self.values)
+        return resolved, resolved.land(fed, after, moved)
+
     def _kept(self, fed: Federation, algorithm: Any, name: str) -> Advice:
         """How many pairs the server is to keep: some if there is no noise in them, and y is not bound."""
         problem, present = fed.engine.problem, getattr(algorithm, name)
@@ -218,6 +272,8 @@ class Automatics:
 
         If the server has pairs of both levels, the x of that state is the one of a quasi-Newton step.
         """
+        if mixes(algorithm, self.names, fed.engine.clients.count):
+            return self._mix(fed, algorithm, before, after)
         alpha = setting_that(algorithm, Moves.UPPER)
         if alpha not in self.names or not is_exact(algorithm, fed.engine.clients.count):
             return algorithm, after
@@ -239,6 +295,8 @@ class Automatics:
 
     def moving(self, algorithm: Any, clients: int) -> dict[str, float]:
         """The values that change from one iteration to the next."""
+        if self.values and mixes(algorithm, self.names, clients):
+            return dict(self.values)
         alpha = setting_that(algorithm, Moves.UPPER) if self.values else None
         moves = alpha is not None and alpha in self.names and is_exact(algorithm, clients)
         return {alpha: self.values[alpha]} if moves and alpha is not None else {}
@@ -250,6 +308,8 @@ class Automatics:
         the next look is after twice as many iterations, at most `SELDOM`. At iterations 10, 20, 40, ... it is
         measured again, with mu; if the length of a series is automatic, also when L_g has doubled.
         """
+        if mixes(algorithm, self.names, fed.engine.clients.count):
+            return algorithm  # the pairs of its own rounds show the curvature
         steps = [name for name in self.names if moves_of(algorithm, name) in (Moves.LOWER, Moves.PRODUCT)]
         look, pause, again, measured = (float(each) for each in self.arrays["clock"])
         if keeps_pairs(algorithm) or isinstance(state, SingleState | PenaltyState):

@@ -48,10 +48,14 @@ def is_exact(algorithm: Any, clients: int) -> bool:
     """Whether a method's hypergradient has no noise of its own, so that its secants mean something."""
     if not isinstance(algorithm, SecondDerivatives) or getattr(algorithm, "estimator", "") == "sampled":
         return False
-    everyone = getattr(algorithm, "participation", None)
-    if not (everyone == clients if isinstance(everyone, int) else everyone == 1.0):
+    if not is_everyone(getattr(algorithm, "participation", None), clients):
         return False
     return all(rows_of(getattr(algorithm, name, "full")) is None for name in FULL)
+
+
+def is_everyone(participation: Any, clients: int) -> bool:
+    """Whether a cohort is all clients."""
+    return bool(participation == clients if isinstance(participation, int) else participation == 1.0)
 
 
 def upper_length(algorithm: Any) -> float:
