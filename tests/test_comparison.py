@@ -148,6 +148,21 @@ def test_the_verdict_names_the_columns_in_which_bilevel_is_behind_and_leaves_the
     )
 
 
+def test_the_page_of_an_unfinished_comparison_says_what_was_not_run_and_claims_no_lead_over_it(
+    compared: tuple[Path, Runs, list[Cell]], tmp_path: Path
+) -> None:
+    _, runs, cells = compared
+    other = replace(small().rows[1], label="other", set={**small().rows[1].set, "problem.train_on": "both"})
+    wider = replace(small(), rows=(*small().rows, other))
+    how: dict[str, Any] = dict(seeds=2, runs=runs, jobs=1, console=QUIET, finished=True)
+    found = compare(wider, out=tmp_path, **how)
+    assert [cell.missing for cell in found] == [False, False, False, True]
+    assert [cell.values for cell in found[:3]] == [cell.values for cell in cells]
+    page = (tmp_path / "small.md").read_text()
+    assert "| other | not run |" in page and "UNFINISHED: 1 of 4 cells" in page
+    assert "ahead of every control" not in page
+
+
 def test_a_run_that_diverged_is_not_chosen() -> None:
     assert best_of([None, 0.2, 0.4, 0.4], small()) == 2
     assert best_of([None, 0.2, 0.4], replace(small(), select="valid_loss")) == 1

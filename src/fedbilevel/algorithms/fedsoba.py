@@ -11,6 +11,10 @@ fixed point has no drift: it is the stationary point itself, whatever the step s
 With a robust rule (`federation.aggregator`) on each of the three directions this is BR-FedBi. `upper` gives the
 direction of x to any optimiser of Optax.
 
+`minimax=True` is for problems with g = -f, where y maximises f (`fedbilevel.minimax`). There ∇_y f = -∇_y g = 0 at
+y*(x), so v* = 0 and the hypergradient is ∇_x f alone. v is dropped: a client receives and sends p + q numbers, and
+x ← x - α ∇_x f with y ← y + β ∇_y f is descent and ascent.
+
 `steps="adagrad"` needs no step sizes, as tuning-free bilevel methods do (S-TFBO; from memory of the paper):
 
     a² ← a² + ||∇_y g||²      b² ← b² + ||∇²_y g v - ∇_y f||²      c² ← c² + ||∇_x f - ∇_x∇_y g v||²
@@ -22,7 +26,7 @@ where a, b and c begin at `offset`, and α and β are plain factors that may sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,7 +36,7 @@ from ..federation import Federation
 from ..oracle import Directions, Oracle, directions
 from ..problem import BilevelProblem
 from ..settings import Positive, about, settings
-from ..steps import Draw, client_step
+from ..steps import Draw, X, Y, client_step
 from ..stepsizes import automatic_settings
 from ..trials import Tried
 from .single import Rates, SingleLoop, SingleState
@@ -42,6 +46,17 @@ from .single import Rates, SingleLoop, SingleState
 def three_directions(c: Oracle, v: Array, zeta: Draw, xi: Draw) -> Directions:
     """d_i(x, y, v), with one sample of each level for all three."""
     return directions(c, c.y, v, zeta, xi)
+
+
+class TwoDirections(NamedTuple):
+    x: X
+    y: Y
+
+
+@client_step
+def two_directions(c: Oracle, zeta: Draw, xi: Draw) -> TwoDirections:
+    """∇_x f_i and ∇_y g_i, which are all that a minimax problem needs."""
+    return TwoDirections(c.f_x(c.y, xi), c.g_y(c.y, zeta))
 
 
 @settings
@@ -55,6 +70,7 @@ class FedSOBA(SingleLoop):
         Tried("constant", "adagrad"),
         about("constant: α, β and ρ as they are; adagrad: divided by norms of all directions so far"),
     ] = "constant"
+    minimax: Annotated[bool, about("for g = -f: v is zero at the solution, and is not sent")] = False
     offset: Annotated[Positive, about("adagrad: the norms at the start; its square is added to the squares")] = 1.0
 
     def check(self, clients: int) -> None:
@@ -75,7 +91,11 @@ class FedSOBA(SingleLoop):
         """One outer iteration: one round."""
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x, y=s.y)
-        d = fed.round(three_directions, v=s.v, **self.rows)
+        if self.minimax:
+            two = fed.round(two_directions, **self.rows)
+            d = Directions(two.x, two.y, jnp.zeros_like(two.y))
+        else:
+            d = fed.round(three_directions, v=s.v, **self.rows)
         if s.past is None:
             return self.move(fed, s, d, self.rates)
         s = s._replace(past=s.past + jnp.stack([jnp.vdot(each, each) for each in d]))
