@@ -24,6 +24,7 @@ metric = "test_accuracy"
 select = "valid_accuracy"
 also = ["test_loss"]
 found = ["auc"]
+over_time = { weight_good = "good clients" }
 points = 2
 note = "A note."
 [common]
@@ -112,6 +113,7 @@ def test_the_page_has_its_verdict_first_then_every_row_with_its_deviation(
     records = json.loads((out / "small.json").read_text())
     assert all(len(record["test_accuracy_seeds"]) == 2 and record["rounds"] == 40 for record in records)
     assert (out / "small.png").stat().st_size > 5000
+    assert "small-time.png" in text and (out / "small-time.png").stat().st_size > 5000
 
 
 def test_nothing_is_run_again_and_kept_runs_serve_another_machine(

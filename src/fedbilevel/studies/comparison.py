@@ -22,7 +22,15 @@ from rich.console import Console
 from ..errors import SettingsError
 from ..files import results_folder
 from ..record import better, direction, in_window
-from ..report import Scored, Truthful, draw_controls, draw_quality, markdown_table
+from ..report import (
+    Course,
+    Scored,
+    Truthful,
+    draw_controls,
+    draw_over_time,
+    draw_quality,
+    markdown_table,
+)
 from ..spec import Spec
 from .application import TUNING, Application, Column, Row
 from .kept import keep, take
@@ -301,6 +309,12 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         if rows := table(application, cells, metric):
             unit = ", per cent" if is_share(metric) else ""
             parts += [f"## {_words(metric).capitalize()}{unit}", markdown_table(rows)]
+    if application.over_time and (courses := _courses(application, cells, runs)):
+        own = next(row for row in application.rows if row.kind == "bilevel")
+        draw_over_time(
+            courses, application.over_time, f"{application.title}\n{own.label}", out / f"{name}-time.png"
+        )
+        parts += [f"## Over time: {own.label}", f"![Over time]({name}-time.png)"]
     if application.equal_bytes:
         title = f"## {_words(application.metric).capitalize()} at equal bytes"
         parts += [
@@ -348,6 +362,19 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         application.title,
         out / f"{name}.png",
     )
+
+
+def _courses(application: Application, cells: Sequence[Cell], runs: Runs) -> list[Course]:
+    """The metrics of `over_time` of the first bilevel row, in every column and for every seed."""
+    first = next((row for row in application.rows if row.kind == "bilevel"), None)
+    made = []
+    for cell in (each for each in cells if each.row == first):
+        for history in map(runs.history, cell.specs):
+            for metric in application.over_time:
+                known = [(r["rounds"], r[metric]) for r in history if r.get(metric) is not None]
+                if known:
+                    made.append(Course(cell.column.label, metric, *zip(*known, strict=True)))
+    return made
 
 
 def _columns(application: Application, cells: Sequence[Cell], text: Callable[[Cell, Application], str]) -> str:
