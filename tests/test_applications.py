@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Finding
-from fedbilevel.problems import Cleaning, ClientWeights, Penalties
+from fedbilevel.problems import Cleaning, ClientWeights, Fair, Imbalance, Mixtures, Penalties
 from fedbilevel.problems._checked import area_under_curve
 from fedbilevel.problems.cleaning import recovered
+from fedbilevel.problems.mixtures import changed
 from fedbilevel.problems.weights import permutation
 from fedbilevel.report import draw_finding, draw_worst, ranked
 
@@ -240,3 +242,76 @@ def test_a_run_leaves_its_finding_in_its_folder(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "finding.csv").read_text().splitlines()
     assert len(lines) == 11 and lines[0] == "rank,client,weight,kind"
     assert (tmp_path / "run" / "finding.png").exists()
+
+
+def test_without_v_a_minimax_problem_has_the_closed_form_of_fednest_as_its_solution() -> None:
+    """f_i = -½||y||² - b_iᵀy + yᵀA_i x + λ/2||x||² has y* = Āx - b̄ and F = ½||Āx - b̄||² + λ/2||x||²."""
+    g, d, penalty = np.random.default_rng(0), 4, 0.1
+    parts = [
+        {"A": g.normal(size=(1, d, d)).astype(np.float32), "b": g.normal(size=(1, d)).astype(np.float32)}
+        for _ in range(5)
+    ]
+    A, b = (np.mean([part[name][0] for part in parts], axis=0) for name in ("A", "b"))
+
+    def loss(x: Any, y: Any, batch: fb.Batch) -> Any:
+        coupled = jnp.einsum("i,rij,j->r", y, batch.inputs["A"], x) - batch.inputs["b"] @ y
+        return batch.mean(coupled) - 0.5 * y @ y + 0.5 * penalty * x @ x
+
+    problem = fb.minimax(jnp.ones(d), jnp.zeros(d), loss)
+    clients = fb.clients_from([(part, part) for part in parts])
+    how: dict[str, Any] = dict(stop={"rounds": 3000}, evaluate={"every": 3000}, engine="fused")
+    found, full = (
+        fb.train(problem, clients, fb.FedSOBA(alpha=0.2, beta=0.5, participation=1.0, minimax=without), **how)
+        for without in (True, False)
+    )
+    best = np.linalg.solve(A.T @ A + penalty * np.eye(d), A.T @ b)
+    np.testing.assert_allclose(found.x, best, atol=1e-4)
+    np.testing.assert_allclose(found.y, A @ best - b, atol=1e-4)
+    np.testing.assert_allclose(full.x, best, atol=1e-4)
+    sent = [result.history[-1]["bytes_up"] for result in (found, full)]
+    assert sent[0] / sent[1] == 2 * d / (3 * d)  # p + q numbers instead of p + 2q
+
+
+def test_fair_weights_solve_the_inner_problem() -> None:
+    task: Any = Fair(components=10, strength=2.0).task(
+        DataSettings(name="digits", clients=4, partition="shards"), 0
+    )
+    batches = [all_rows(rows_of(task, client)) for client in range(4)]
+    x, ones = task.problem.flat_x.vector + 0.1, jnp.ones(4)
+    losses = np.array([float(task.problem.loss("upper", x, ones, batch)) for batch in batches])
+    best = jnp.asarray(1 + (losses - losses.mean()) / 2.0)  # all positive, so the simplex is only a mean
+    slope = sum(jax.grad(lambda u, b=batch: task.problem.loss("lower", x, u, b))(best) for batch in batches)
+    np.testing.assert_allclose(slope - slope.mean(), 0.0, atol=1e-5)
+
+
+def test_formulas_for_rare_classes_weigh_or_shift_by_the_frequency() -> None:
+    few: dict[str, Any] = dict(most=64, ratio=16.0, judging=4, components=10, decay=0.0)
+    tasks: Any = {
+        kind: Imbalance(**few, loss=kind).task(DIGITS, 0) for kind in ("plain", "inverse", "adjusted", "tuned")
+    }
+    labels = np.concatenate([rows_of(tasks["plain"], i).targets for i in range(CLIENTS)])
+    counts = np.bincount(labels, minlength=10)
+    assert counts[0] == 64 and counts[-1] == 4 and np.all(np.diff(counts) <= 0)
+    batch, start = all_rows(rows_of(tasks["plain"], 0)), tasks["plain"].problem.flat_y.vector
+    x = tasks["plain"].problem.flat_x.vector
+    found = {kind: float(task.problem.loss("lower", x, start, batch)) for kind, task in tasks.items()}
+    shares = counts / counts.sum()
+    assert found["plain"] == pytest.approx(np.log(10), rel=1e-5) == found["tuned"]
+    assert found["inverse"] == pytest.approx(np.log(10) * np.mean(0.1 / shares[batch.targets]), rel=1e-4)
+    assert found["adjusted"] == pytest.approx(-np.mean(np.log(shares[batch.targets])), rel=1e-4)
+
+
+def test_weights_of_domains_go_to_the_target() -> None:
+    task: Any = Mixtures(**SMALL).task(DIGITS, 0)
+    found = trained(task, fb.FedSOBA(alpha=10.0, beta=0.5, participation=1.0), 60).history[-1]
+    plain = trained(task, fb.FedAvg(control="lower-only", beta=0.5, participation=1.0), 60).history[-1]
+    assert found["weight_turned"] > 3.0 and found["weight_noise"] < 0.5
+    assert found["test_accuracy"] > plain["test_accuracy"] + 0.1
+
+
+def test_domains_change_pixels_as_their_names_say() -> None:
+    image = np.arange(6, dtype=np.float32).reshape(1, 2, 3, 1)
+    np.testing.assert_array_equal(changed(image, "upside-down")[0, :, :, 0], [[5, 4, 3], [2, 1, 0]])
+    np.testing.assert_array_equal(changed(image, "inverted")[0, :, :, 0], [[5, 4, 3], [2, 1, 0]])
+    np.testing.assert_array_equal(changed(image, "turned")[0, :, :, 0], [[2, 5], [1, 4], [0, 3]])
+    np.testing.assert_array_equal(changed(image, "noise"), image)

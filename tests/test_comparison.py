@@ -24,6 +24,7 @@ metric = "test_accuracy"
 select = "valid_accuracy"
 also = ["test_loss"]
 found = ["auc"]
+over_time = { weight_good = "good clients" }
 points = 2
 note = "A note."
 [common]
@@ -112,6 +113,7 @@ def test_the_page_has_its_verdict_first_then_every_row_with_its_deviation(
     records = json.loads((out / "small.json").read_text())
     assert all(len(record["test_accuracy_seeds"]) == 2 and record["rounds"] == 40 for record in records)
     assert (out / "small.png").stat().st_size > 5000
+    assert "small-time.png" in text and (out / "small-time.png").stat().st_size > 5000
 
 
 def test_nothing_is_run_again_and_kept_runs_serve_another_machine(
@@ -146,6 +148,21 @@ def test_the_verdict_names_the_columns_in_which_bilevel_is_behind_and_leaves_the
     assert behind == (
         "Bilevel is behind its best control in 1 of 1 columns: half bad by 1.00 points (weights against median)."
     )
+
+
+def test_the_page_of_an_unfinished_comparison_says_what_was_not_run_and_claims_no_lead_over_it(
+    compared: tuple[Path, Runs, list[Cell]], tmp_path: Path
+) -> None:
+    _, runs, cells = compared
+    other = replace(small().rows[1], label="other", set={**small().rows[1].set, "problem.train_on": "both"})
+    wider = replace(small(), rows=(*small().rows, other))
+    how: dict[str, Any] = dict(seeds=2, runs=runs, jobs=1, console=QUIET, finished=True)
+    found = compare(wider, out=tmp_path, **how)
+    assert [cell.missing for cell in found] == [False, False, False, True]
+    assert [cell.values for cell in found[:3]] == [cell.values for cell in cells]
+    page = (tmp_path / "small.md").read_text()
+    assert "| other | not run |" in page and "UNFINISHED: 1 of 4 cells" in page
+    assert "ahead of every control" not in page
 
 
 def test_a_run_that_diverged_is_not_chosen() -> None:

@@ -70,7 +70,7 @@ from .oracle import Directions, LocalOracle, Oracle, OwnOracle, directions
 from .own import PerRow
 from .policies import Policies
 from .privacy import Accountant, Privacy, Secret
-from .problem import BilevelProblem, Problem, Task
+from .problem import BilevelProblem, Problem, Task, minimax
 from .problems import HyperRepresentation, Quadratic
 from .run import Observer, Progress, Result, SavedRun, load_run, run, train, train_many
 from .schedules import Scheduled
@@ -227,6 +227,7 @@ __all__ = [
     "load_run",
     "load_spec",
     "lower_only",
+    "minimax",
     "regions_of",
     "run",
     "settings",

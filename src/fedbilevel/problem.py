@@ -337,6 +337,16 @@ class Problem:
         return {} if self.metrics is None else self.metrics(self.flat_x.restore(x), self.flat_y.restore(y), batch)
 
 
+def minimax(x: PyTree, y: PyTree, loss: Loss, **more: Any) -> Problem:
+    """The problem  min_x max_y 1/m Σ_i f_i(x, y): the lower loss is -f. `more` are further fields of a `Problem`.
+
+    f has to be strongly concave in y, and both parts of a client's data are the same rows. Then ∇_y f = 0 at
+    y*(x), so the implicit part of the hypergradient is zero, and a method need not estimate it:
+    `FedSOBA(minimax=True)`.
+    """
+    return Problem(x, y, lower=lambda x, y, batch: -loss(x, y, batch), upper=loss, **more)
+
+
 def nothing(x: Any, y: Any, batch: Batch) -> Array:
     """A loss that is zero everywhere."""
     return jnp.zeros(())

@@ -24,6 +24,10 @@ as before, and keeps 2(p + 2q): the t_i before the last one is kept as well, and
 number) which of the two it has counted. So a reply that was lost leaves no error behind. Minibatches have noise
 that this does not remove, and so has privacy.
 
+`minimax=True` is for problems with g = -f, where y maximises f (`fedbilevel.minimax`). There ∇_y f = -∇_y g = 0 at
+y*(x), so v* = 0 and the hypergradient is ∇_x f alone. v is dropped: a client receives and sends p + q numbers, and
+x ← x - α ∇_x f with y ← y + β ∇_y f is descent and ascent.
+
 `steps="adagrad"` needs no step sizes, as tuning-free bilevel methods do (S-TFBO; from memory of the paper):
 
     a² ← a² + ||∇_y g||²      b² ← b² + ||∇²_y g v - ∇_y f||²      c² ← c² + ||∇_x f - ∇_x∇_y g v||²
@@ -92,6 +96,17 @@ def changed_directions(c: Oracle, v: Array, counted: Array, date: Array, zeta: D
     return Change(*minus(d, 1.0, t), Kept(t, d, date))
 
 
+class TwoDirections(NamedTuple):
+    x: X
+    y: Y
+
+
+@client_step
+def two_directions(c: Oracle, zeta: Draw, xi: Draw) -> TwoDirections:
+    """∇_x f_i and ∇_y g_i, which are all that a minimax problem needs."""
+    return TwoDirections(c.f_x(c.y, xi), c.g_y(c.y, zeta))
+
+
 @settings
 class FedSOBA(SingleLoop):
     """FedSOBA: x, y and v move at once, in one round."""
@@ -103,6 +118,7 @@ class FedSOBA(SingleLoop):
         Tried("constant", "adagrad"),
         about("constant: α, β and ρ as they are; adagrad: divided by norms of all directions so far"),
     ] = "constant"
+    minimax: Annotated[bool, about("for g = -f: v is zero at the solution, and is not sent")] = False
     offset: Annotated[Positive, about("adagrad: the norms at the start; its square is added to the squares")] = 1.0
     correction: Annotated[
         Literal["none", "saga"],
@@ -115,6 +131,11 @@ class FedSOBA(SingleLoop):
         for name in automatic_settings(self) if self.steps == "adagrad" else ():
             raise SettingsError(
                 f"{name} = 'auto' is wrong with steps = 'adagrad': it is a factor there, which may be 1; use 1.0"
+            )
+        if self.minimax and self.correction == "saga":
+            raise SettingsError(
+                "correction = 'saga' is wrong with minimax = true: it corrects all three directions, and here v is "
+                "not sent; use correction = 'none'"
             )
         if self.steps == "adagrad" and self.correction == "saga":
             raise SettingsError(
@@ -138,7 +159,11 @@ class FedSOBA(SingleLoop):
             return self.move(fed, s._replace(past=table), d, self.rates)
         fed = fed.cohort(self.participation)
         fed.hold(x=s.x, y=s.y)
-        d = fed.round(three_directions, v=s.v, **self.rows)
+        if self.minimax:
+            two = fed.round(two_directions, **self.rows)
+            d = Directions(two.x, two.y, jnp.zeros_like(two.y))
+        else:
+            d = fed.round(three_directions, v=s.v, **self.rows)
         if s.past is None:
             return self.move(fed, s, d, self.rates)
         s = s._replace(past=s.past + jnp.stack([jnp.vdot(each, each) for each in d]))

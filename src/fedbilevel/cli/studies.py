@@ -55,6 +55,9 @@ def reproduce_command(
     runs: Annotated[Path, typer.Option(help="Where runs are kept, by the digest of their spec.")] = Path(
         "runs/studies"
     ),
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Applications: run nothing, and write the page of what is finished.")
+    ] = False,
     kept: Annotated[
         Path | None,
         typer.Option("--keep", help="Take finished runs from this folder, and add to it: a small file for each."),
@@ -71,7 +74,11 @@ def reproduce_command(
     with storing(folder):
         how: Any = {"out": folder, "runs": Runs(runs), "jobs": jobs, "console": err, "kept": kept}
         sections = reproduce(studies, seeds=seeds or 1, **how) if studies else []
-        compared = [(e, compare(e, seeds=seeds or SEEDS, **how)) for e in chosen if isinstance(e, Application)]
+        compared = [
+            (e, compare(e, seeds=seeds or SEEDS, finished=finished, **how))
+            for e in chosen
+            if isinstance(e, Application)
+        ]
     for section in sections:
         out.print(study_table(section.title, section.rows))
         say(section.remarks)

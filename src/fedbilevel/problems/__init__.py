@@ -9,6 +9,9 @@ from ..names import Names
 from ..problem import BilevelProblem, Task
 from .cleaning import Cleaning
 from .custom import Custom
+from .fair import Fair
+from .imbalance import Imbalance
+from .mixtures import Mixtures
 from .penalties import Penalties, PenaltiesTask
 from .personal_heads import PersonalHeads
 from .quadratic import Quadratic, QuadraticTask
@@ -42,6 +45,9 @@ PROBLEMS: Names[type[Any]] = Names(
         "cleaning": Cleaning,
         "penalties": Penalties,
         "personal-heads": PersonalHeads,
+        "fair": Fair,
+        "imbalance": Imbalance,
+        "mixtures": Mixtures,
         "quadratic": Quadratic,
         "python": Custom,
     },
@@ -54,7 +60,10 @@ __all__ = [
     "ClientWeights",
     "Custom",
     "Detached",
+    "Fair",
     "HyperRepresentation",
+    "Imbalance",
+    "Mixtures",
     "Penalties",
     "PenaltiesTask",
     "PersonalHeads",

@@ -69,7 +69,8 @@ class Rows(NamedTuple):
 class Dealt(NamedTuple):
     """The rows of every client with their true labels, the test rows, and those by which settings are chosen.
 
-    `numbers` are the places of a client's unchecked rows in the data set; `picture` gives the image at a place.
+    `numbers` are the places of a client's unchecked rows in the data set, and `further` those of its checked rows
+    and then of its rows for the choice of settings; `picture` gives the image at a place.
     """
 
     unchecked: list[Rows]
@@ -79,6 +80,7 @@ class Dealt(NamedTuple):
     classes: int
     shape: tuple[int, int, int]
     numbers: list[npt.NDArray[np.intp]]
+    further: list[npt.NDArray[np.intp]]
     picture: Callable[[int], Floats]
 
 
@@ -126,7 +128,7 @@ class CheckedRows:
     def deal(self, data: DataSettings, seed: int) -> Dealt:
         """The first rows of every client's two parts, as `data` splits them, with true labels."""
         dataset, parts = data.split(seed)
-        inputs, test = self._inputs(dataset)
+        inputs, test = self.inputs(dataset)
 
         def first(kind: str, own: npt.NDArray[np.intp], count: int, client: int) -> Rows:
             if len(own) < count:
@@ -137,10 +139,12 @@ class CheckedRows:
             return Rows(inputs(own[:count]), dataset.train_targets[own[:count]])
 
         unchecked, checked, valid, numbers = [], [], list[Rows](), []
+        further = list[npt.NDArray[np.intp]]()
         for client, count in enumerate(_shares(self.valid, data.clients)):
             own, cut = parts.rows(client), parts.size(client).lower
             unchecked.append(first("rows", own[:cut], self.rows, client))
             numbers.append(own[: self.rows])
+            further.append(own[cut : cut + self.checked + count])
             checked.append(first("checked", own[cut:], self.checked, client))
             if count:
                 valid.append(first("valid", own[cut + self.checked :], count, client))
@@ -151,9 +155,9 @@ class CheckedRows:
             pixels = dataset.train_inputs[np.array([number])][0].reshape(shape)
             return np.asarray((pixels - pixels.min()) / max(np.ptp(pixels), 1e-6), np.float32)
 
-        return Dealt(unchecked, checked, right, others, dataset.classes, shape, numbers, picture)
+        return Dealt(unchecked, checked, right, others, dataset.classes, shape, numbers, further, picture)
 
-    def _inputs(self, dataset: Dataset) -> tuple[Callable[[Any], Floats], Floats]:
+    def inputs(self, dataset: Dataset) -> tuple[Callable[[Any], Floats], Floats]:
         """The inputs of training rows by their numbers, and those of all test rows."""
         if self.model == "cnn" or self.components == 0:
             return lambda rows: dataset.train_inputs[rows], dataset.test_inputs
@@ -243,6 +247,17 @@ def area_under_curve(scores: npt.ArrayLike, positive: npt.NDArray[np.bool_]) -> 
 def known(figures: dict[str, float]) -> dict[str, float]:
     """The figures that are numbers. A share of nothing is NaN, and is left out."""
     return {name: value for name, value in figures.items() if not math.isnan(value)}
+
+
+def halved_metrics(scores: Array, batch: Batch, halved: bool) -> dict[str, Array]:
+    """Accuracy and loss on a client's test rows: all, or every second, and valid_accuracy on the others."""
+    right = (scores.argmax(-1) == batch.targets).astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch.targets)
+    if not halved:
+        return {"test_accuracy": batch.mean(right), "test_loss": batch.mean(losses)}
+    assert batch.ids is not None
+    odd, even = (batch._replace(weights=batch.weights * (batch.ids % 2 == half)) for half in (1, 0))
+    return {"test_accuracy": odd.mean(right), "test_loss": odd.mean(losses), "valid_accuracy": even.mean(right)}
 
 
 def part(rows: Rows, **columns: npt.ArrayLike) -> Part:

@@ -25,7 +25,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from pydantic import Field
 
@@ -35,7 +34,7 @@ from ..errors import SettingsError
 from ..models import ModelName, mlp
 from ..problem import Problem, Task
 from ..settings import Count, Positive, Size, about, settings
-from ._checked import principal_components
+from ._checked import halved_metrics, principal_components
 from .representation import HyperRepresentation, representation_problem
 
 
@@ -121,7 +120,9 @@ class PersonalHeads:
         zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if eqx.is_inexact_array(leaf) else leaf, problem.y)
         made = dataclasses.replace(problem, y=zero, lower_is="local")
         if self.valid:
-            made = dataclasses.replace(made, metrics=_halved)
+            made = dataclasses.replace(
+                made, metrics=lambda body, head, batch: halved_metrics(head(batch.features), batch, True)
+            )
         return self._alone(made) if self.heads == "alone" else made
 
     def _alone(self, problem: Problem) -> Problem:
@@ -200,19 +201,6 @@ class PersonalHeads:
             return {key: value.mean() for key, value in found.items()} | worst
 
         return lambda x, y: measure(x, y, lower, test)
-
-
-def _halved(body: Any, head: Any, batch: Batch) -> Mapping[str, Array]:
-    """Accuracy and loss on test rows with an odd number, and the accuracy on the others, to choose settings."""
-    assert batch.ids is not None
-    scores = head(batch.features)
-    right = (scores.argmax(-1) == batch.targets).astype(jnp.float32)
-    odd, even = (batch._replace(weights=batch.weights * (batch.ids % 2 == half)) for half in (1, 0))
-    return {
-        "test_accuracy": odd.mean(right),
-        "test_loss": odd.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.targets)),
-        "valid_accuracy": even.mean(right),
-    }
 
 
 def _first(part: Part, count: int) -> Part:

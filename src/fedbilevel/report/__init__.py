@@ -8,6 +8,7 @@ from ._figures import INK, MARK, draw_curve
 from ._finding import draw_finding, draw_worst, ranked
 from ._html import Section, write_report
 from ._measure import metric_text
+from ._over_time import Course, draw_over_time
 from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
 from ._quality import Truthful, draw_quality
@@ -23,6 +24,7 @@ __all__ = [
     "BoardEntry",
     "BoardTable",
     "Compared",
+    "Course",
     "Exchange",
     "Iteration",
     "Line",
@@ -36,6 +38,7 @@ __all__ = [
     "draw_curve",
     "draw_finding",
     "draw_iterations",
+    "draw_over_time",
     "draw_panels",
     "draw_points",
     "draw_quality",

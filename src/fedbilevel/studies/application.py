@@ -9,6 +9,7 @@ select = "valid_accuracy"        # the metric by which settings are chosen; neve
 also = ["test_loss"]             # further metrics, with a table each
 found = ["auc"]                  # the same, for what bilevel methods have found: controls are left out
 points = 6                       # so many points are tried of every row in every column
+over_time = { weight = "weight of a client" }   # metrics to draw over the rounds, for the first bilevel row
 equal_bytes = true               # also the metric when every row has sent as much as the row that sends least
 quality = true                   # also the angle between the way of x and the true hypergradient
 note = "..."
@@ -104,6 +105,7 @@ class Application:
     found: tuple[str, ...] = ()
     note: str = ""
     common: Overrides = field(default_factory=dict)
+    over_time: Mapping[str, str] = field(default_factory=dict)
     equal_bytes: bool = False
     quality: bool = False
     share: float = 1.0

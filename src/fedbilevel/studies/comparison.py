@@ -22,7 +22,15 @@ from rich.console import Console
 from ..errors import SettingsError
 from ..files import results_folder
 from ..record import better, direction, in_window
-from ..report import Scored, Truthful, draw_controls, draw_quality, markdown_table
+from ..report import (
+    Course,
+    Scored,
+    Truthful,
+    draw_controls,
+    draw_over_time,
+    draw_quality,
+    markdown_table,
+)
 from ..spec import Spec
 from .application import TUNING, Application, Column, Row
 from .kept import keep, take
@@ -43,6 +51,7 @@ class Cell:
     specs     the runs of the chosen point, as they were run
     values    the metrics of the table at the end of each of them; None if it diverged
     cosine    between the way of x and the true hypergradient, if the application asks for it
+    missing   whether runs of it are missing, so that nothing is known of it
     at_bytes  the metric of the table of each run, after the bytes of the row in its column that sends least
     """
 
@@ -54,6 +63,7 @@ class Cell:
     values: dict[str, list[float | None]] = field(default_factory=dict)
     cosine: float | None = None
     at_bytes: list[float] = field(default_factory=list)
+    missing: bool = False
 
     def mean(self, metric: str) -> float | None:
         """The mean over the seeds; None if a seed lacks the metric."""
@@ -71,6 +81,10 @@ class Cell:
         return known if known and len(known) == len(values) else None
 
 
+class _Missing(Exception):
+    """A run is not there."""
+
+
 def compare(
     application: Application,
     *,
@@ -80,16 +94,21 @@ def compare(
     jobs: int,
     console: Console,
     kept: Path | None = None,
+    finished: bool = False,
 ) -> list[Cell]:
     """Do the missing runs; write NAME.md, .json, .csv and .png to `out`; return the cells.
 
-    Finished runs are taken from the folder `kept`, and are added to it after every cell.
+    Finished runs are taken from the folder `kept`, and are added to it after every cell. With `finished` nothing
+    is run: the page has the cells whose runs are all there, and says how many others there are.
     """
     results_folder(out, "--out")
     progress, cells = Clock(len(application.cells), console), list[Cell]()
     for row, column in application.cells:
         start = time.monotonic()
-        cell = _cell(application, row, column, seeds, runs, jobs, console, kept)
+        try:
+            cell = _cell(application, row, column, seeds, runs, jobs, console, kept, finished)
+        except _Missing:
+            cell = Cell(row, column, missing=True)
         cells.append(cell)
         progress.tell(f"{column.label}, {row.label}: {shown(cell, application.metric)}", time.monotonic() - start)
     if application.equal_bytes:
@@ -120,6 +139,7 @@ def _cell(
     jobs: int,
     console: Console,
     kept: Path | None,
+    finished: bool,
 ) -> Cell:
     """Try the points of a row in a column, and run the chosen one with the other seeds."""
 
@@ -128,6 +148,8 @@ def _cell(
             for each in (specs, [alone(spec) for spec in specs]):
                 take(runs, each, kept)
         done = [alone(s) if runs.share(alone(s)) == 1.0 else s for s in specs]  # an earlier run may be alone
+        if finished and any(runs.share(spec) < 1.0 for spec in done):
+            raise _Missing
         done = do_runs_or_alone(done, runs, jobs=jobs, console=console)
         if kept is not None:
             keep(runs, done, kept)
@@ -176,7 +198,7 @@ def _end(runs: Runs, spec: Spec, metric: str) -> float | None:
 
 def verdict(application: Application, cells: Sequence[Cell]) -> str:
     """Where a bilevel method is behind the best control, and where it is ahead. An oracle is no control."""
-    metric, ahead, behind = application.metric, list[str](), list[str]()
+    metric, ahead, behind, waiting = application.metric, list[str](), list[str](), list[str]()
     for column in application.columns:
         here = [cell for cell in cells if cell.column == column and cell.mean(metric) is not None]
         own = _leader([cell for cell in here if cell.row.kind == "bilevel"], application)
@@ -186,14 +208,16 @@ def verdict(application: Application, cells: Sequence[Cell]) -> str:
         apart = abs(own.mean(metric) - control.mean(metric))  # type: ignore[operator]
         text = f"{column.label} by {_difference(apart, metric)} ({own.row.label} against {control.row.label})"
         won = better(own.mean(metric), control.mean(metric), application.mode)  # type: ignore[arg-type]
-        (ahead if won else behind).append(text)
+        missing = any(cell.missing and cell.row.kind != "oracle" for cell in cells if cell.column == column)
+        (behind if not won else waiting if missing else ahead).append(text)
+    rest = f" It is ahead of those controls that were run in {'; '.join(waiting)}." if waiting else ""
     if not ahead and not behind:
-        return "No bilevel method stands beside a control here."
+        return rest.strip() or "No bilevel method stands beside a control here."
     if not behind:
-        where = f"all {len(ahead)} columns" if len(ahead) > 1 else "its column"
-        return f"Bilevel is ahead of every control in {where}: {'; '.join(ahead)}."
-    lost = f"Bilevel is behind its best control in {len(behind)} of {len(ahead) + len(behind)} columns: "
-    return lost + "; ".join(behind) + "." + (f" It is ahead in {'; '.join(ahead)}." if ahead else "")
+        where = f"all {len(ahead)} columns" if len(ahead) > 1 else "its column" if not rest else "a column"
+        return f"Bilevel is ahead of every control in {where}: {'; '.join(ahead)}.{rest}"
+    lost = f"Bilevel is behind its best control in {len(behind)} of {len(ahead + behind + waiting)} columns: "
+    return lost + "; ".join(behind) + "." + (f" It is ahead in {'; '.join(ahead)}." if ahead else "") + rest
 
 
 def _leader(cells: Sequence[Cell], application: Application) -> Cell | None:
@@ -213,6 +237,8 @@ def _difference(value: float, metric: str) -> str:
 def shown(cell: Cell, metric: str) -> str:
     """A mean and its deviation; a dash if the row does not have the metric."""
     mean, deviation = cell.mean(metric), cell.deviation(metric)
+    if cell.missing:
+        return "not run"
     if mean is None:
         failed = sum(value is None for value in cell.values.get(metric, [])) if cell.chosen else 0
         return "diverged" if cell.chosen is None or (metric.startswith("test") and failed) else "-"
@@ -263,6 +289,8 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         f" --share {application.share:g}" if application.share < 1 else ""
     )
     short = " SHORT: not all of the rounds were run." if application.share < 1 else ""
+    if missing := sum(cell.missing for cell in cells):
+        short += f" UNFINISHED: {missing} of {len(cells)} cells have not been run yet, and are in no verdict."
     rule = (
         f"Means and standard deviations of {seeds} seeds. Of every row {application.points} points were tried in "
         f"every column with a further seed, and the best by {_words(application.select)} was taken.{short}"
@@ -281,6 +309,12 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         if rows := table(application, cells, metric):
             unit = ", per cent" if is_share(metric) else ""
             parts += [f"## {_words(metric).capitalize()}{unit}", markdown_table(rows)]
+    if application.over_time and (courses := _courses(application, cells, runs)):
+        own = next(row for row in application.rows if row.kind == "bilevel")
+        draw_over_time(
+            courses, application.over_time, f"{application.title}\n{own.label}", out / f"{name}-time.png"
+        )
+        parts += [f"## Over time: {own.label}", f"![Over time]({name}-time.png)"]
     if application.equal_bytes:
         title = f"## {_words(application.metric).capitalize()} at equal bytes"
         parts += [
@@ -328,6 +362,19 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         application.title,
         out / f"{name}.png",
     )
+
+
+def _courses(application: Application, cells: Sequence[Cell], runs: Runs) -> list[Course]:
+    """The metrics of `over_time` of the first bilevel row, in every column and for every seed."""
+    first = next((row for row in application.rows if row.kind == "bilevel"), None)
+    made = []
+    for cell in (each for each in cells if each.row == first):
+        for history in map(runs.history, cell.specs):
+            for metric in application.over_time:
+                known = [(r["rounds"], r[metric]) for r in history if r.get(metric) is not None]
+                if known:
+                    made.append(Course(cell.column.label, metric, *zip(*known, strict=True)))
+    return made
 
 
 def _columns(application: Application, cells: Sequence[Cell], text: Callable[[Cell, Application], str]) -> str:
