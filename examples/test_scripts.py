@@ -100,3 +100,9 @@ def test_a_real_federation_of_three_sites_is_its_simulation_bit_for_bit(play: Pl
     assert found["real"].status == "finished" and found["real"].summary["rounds"] == 104
     losses = [record["upper_loss"] for record in found["real"].history[1:]]
     assert losses[-1] < 0.98 * losses[0]
+
+
+def test_a_residual_network_of_pytorch_serves_its_clients_as_well_as_one_place(play: Play) -> None:
+    pytest.importorskip("torch")
+    ours, plain, still, one_place = play("torch_network")["accuracies"].values()
+    assert ours > 0.95 and ours > plain - 0.01 and abs(ours - one_place) < 0.02 and still < 0.8

@@ -16,7 +16,7 @@ from fedbilevel.problems import Cleaning, ClientWeights, Penalties
 from fedbilevel.problems._checked import area_under_curve
 from fedbilevel.problems.cleaning import recovered
 from fedbilevel.problems.weights import permutation
-from fedbilevel.report import draw_finding, ranked
+from fedbilevel.report import draw_finding, draw_worst, ranked
 
 CLIENTS = 10
 DIGITS = DataSettings(name="digits", clients=CLIENTS, partition="iid")
@@ -101,6 +101,31 @@ def test_cleaning_finds_wrong_rows() -> None:
     known = Cleaning(**SMALL, wrong=0.4, start="oracle").task(DIGITS, 0)
     best = known.measure(known.problem.flat_x.vector, known.problem.flat_y.vector)
     assert best["auc"] == best["precision"] == best["recall"] == 1.0
+
+
+def test_a_small_net_of_the_loss_finds_wrong_rows_and_a_classifier_of_checked_rows_is_a_control() -> None:
+    net: Any = Cleaning(**SMALL, wrong=0.5, weights="net").task(DIGITS, 0)
+    assert net.problem.size_x == 25  # so few cannot overfit the checked rows
+    start = net.measure(net.problem.flat_x.vector, net.problem.flat_y.vector)
+    assert start["auc"] == 0.5 and start["recall"] == 0.0
+    found = trained(net, fb.FedSOBA(alpha=3.0, beta=0.5, participation=1.0), 100)
+    assert found.history[-1]["auc"] > 0.9 and found.history[-1]["precision"] > 0.85
+    agreed = Cleaning(**SMALL, wrong=0.5, start="agreed").task(DIGITS, 0)
+    told = agreed.measure(agreed.problem.flat_x.vector, agreed.problem.flat_y.vector)
+    assert told["recall"] > 0.9 and 0.7 < told["precision"] < 1.0
+
+
+def test_the_worst_rows_are_drawn_as_pictures_with_what_was_said_of_them(tmp_path: Path) -> None:
+    task: Any = Cleaning(**SMALL, wrong=0.5, start="oracle").task(DIGITS, 0)
+    found = task.finding(task.problem.flat_x.vector, task.problem.flat_y.vector)
+    row = int(np.argmin(found.values))
+    picture = found.picture(row)
+    assert picture.image.shape == (8, 8, 1) and picture.image.min() == 0 and picture.image.max() == 1
+    client, place = divmod(row, SMALL["rows"])
+    said = int(rows_of(task, client).targets[place])
+    assert found.kinds[row] == "wrong label" and picture.title.startswith(f"said: {said}, is: ")
+    draw_worst(found, tmp_path / "worst.png", "a title")
+    assert (tmp_path / "worst.png").stat().st_size > 5000
 
 
 def test_weights_that_clients_own_move_as_those_in_x_and_are_not_sent() -> None:

@@ -117,6 +117,14 @@ def test_the_unchanged_algorithms_run_on_it_and_agree_with_jax(name: str, quadra
         assert found["lower_loss"] == pytest.approx(expected["lower_loss"], rel=1e-4)
 
 
-def test_the_simulation_refuses_it_and_names_the_engine_to_use(quadratic: QuadraticTask) -> None:
+@pytest.mark.parametrize("engine", ["simulation", "fused"])
+def test_an_engine_that_traces_refuses_it_and_names_the_one_to_use(engine: str, quadratic: QuadraticTask) -> None:
     with pytest.raises(fb.SettingsError, match="JAX cannot trace its oracle; use 'loop'"):
-        fb.train(ByHand(10, 8), quadratic.clients, METHODS["svrg"], stop={"rounds": 7})
+        fb.train(ByHand(10, 8), quadratic.clients, METHODS["svrg"], engine=engine, stop={"rounds": 7})
+
+
+@pytest.mark.parametrize("engine", [None, "auto"])
+def test_a_run_chooses_the_loop_for_it_and_says_so(engine: str | None, quadratic: QuadraticTask) -> None:
+    problem = ByHand(quadratic.problem.size_x, quadratic.problem.size_y)
+    result = fb.train(problem, quadratic.clients, METHODS["simfbo"], engine=engine, stop={"iterations": 1})
+    assert result.summary["engine"] == {"name": "loop", "why": "JAX cannot trace the oracle of this problem"}

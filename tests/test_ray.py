@@ -28,7 +28,7 @@ from fedbilevel.problem import Task
 from fedbilevel.rng import Address, Kind
 from loopback import loopback_only
 from own_steps import momentum
-from ray_kills import Gated, cluster_of_two, digits, kill_process, trace, with_a_kill
+from ray_kills import ALGORITHM, Gated, cluster_of_two, digits, kill_process, trace, with_a_kill
 
 ACTORS = ["ray, 1 actor", "ray, 2 actors"]
 ROUNDS = 3
@@ -62,6 +62,18 @@ class Momentum:
         return list(np.concatenate(numbers).astype(np.float64).tolist())
 
 
+def by_cohorts(engine: Engine) -> dict[str, Any]:
+    """Where two outer iterations lead with cohorts for a phase and for a round, and what they cost."""
+    ends: dict[str, Any] = {}
+    for kind in ("phase", "round"):
+        fed, state = fb.Federation(engine, seed=3, cohorts=kind), ALGORITHM.init(engine.problem)
+        for _ in range(2):
+            state = ALGORITHM.step(fed, state)
+        books = [fed.ledger.rounds, fed.ledger.bytes_up, fed.ledger.bytes_down]
+        ends[kind] = np.concatenate(state).astype(np.float64).tolist(), books
+    return ends
+
+
 def main(folder: Path) -> None:
     """In the namespace: everything that needs a cluster."""
     from fedbilevel.engines.ray import Ray
@@ -71,6 +83,7 @@ def main(folder: Path) -> None:
     simulation = fb.Simulation(task.problem, task.clients, devices=1)
     moving = Momentum(simulation)
     seen: dict[str, Any] = {"simulation": trace(simulation), "momentum": [moving.go_on(), moving.go_on()]}
+    seen["cohorts"] = by_cohorts(simulation)
     with cluster_of_two():
         engine = Ray(task.problem, gated, actors=2, devices=1)
         seen["nodes"] = len({node for node, _ in engine.whereabouts()})
@@ -82,6 +95,7 @@ def main(folder: Path) -> None:
         ((node, pid),) = engine.whereabouts()
         seen["one actor"], moving = trace(engine), Momentum(engine)
         seen["momentum of one actor"] = moving.go_on()
+        seen["cohorts of one actor"] = by_cohorts(engine)
         seen["momentum with a kill"] = with_a_kill(moving.go_on, folder, kill_process, {pid})
         seen["lives"] = (node, pid) in engine.whereabouts()
         seen["one actor after the kill"] = trace(engine)
@@ -117,6 +131,13 @@ def test_two_actors_on_two_nodes_agree_with_the_simulation(seen: dict[str, Any])
     assert seen["nodes"] == 2
     assert apart(seen["two actors"], seen["simulation"]) < 1e-5
     assert apart(seen["simulation"][:1], seen["simulation"][-1:]) > 1e-2, "the states move"
+
+
+@pytest.mark.slow
+def test_cohorts_for_a_phase_and_for_a_round_are_those_of_the_simulation(seen: dict[str, Any]) -> None:
+    assert seen["cohorts of one actor"] == seen["cohorts"]
+    phase, every = seen["cohorts"]["phase"], seen["cohorts"]["round"]
+    assert phase[0] != every[0] and phase[1][2] < every[1][2], "a new cohort is sent x and y again"
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ ROOMS = [
     "layers",
     "privacy",
     "aggregate",
+    "torch",
     "engines",
     "problems",
     "models",

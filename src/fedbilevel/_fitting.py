@@ -16,13 +16,20 @@ import jax.numpy as jnp
 from .batch import Batch
 from .data import ClientData, ClientSize, Part
 from .errors import FedBilevelError, SettingsError, one_line
-from .problem import Problem
+from .problem import BilevelProblem, Fitting, Problem
 
 PyTree = Any
 
 
-def check_fit(problem: Problem, data: ClientData, test: Part | None = None) -> None:
-    """Raise unless the losses and `embed` fit the data of a client, and the metrics fit the test rows."""
+def check_fit(problem: BilevelProblem, data: ClientData, test: Part | None = None) -> None:
+    """Raise unless the losses and `embed` fit the data of a client, and the metrics fit the test rows.
+
+    A problem of another library tries its functions by itself, if it can.
+    """
+    if isinstance(problem, Fitting):
+        problem.check_fit(data, test)
+    if not isinstance(problem, Problem):
+        return
     x, y = problem.flat_x.vector, problem.flat_y.vector
     for level, part in {"lower": data.lower, "upper": data.upper}.items():
         batch = _batch(problem, part, f"the {level} rows of a client")
@@ -37,9 +44,11 @@ def check_fit(problem: Problem, data: ClientData, test: Part | None = None) -> N
             metric_names(problem, rows)
 
 
-def metric_names(problem: Problem, test: Part) -> tuple[str, ...]:
+def metric_names(problem: BilevelProblem, test: Part) -> tuple[str, ...]:
     """The names of the problem's metrics; raises unless they fit the test rows and are single numbers."""
-    if problem.metrics is None:
+    if isinstance(problem, Fitting):
+        return problem.metric_names(test)
+    if not isinstance(problem, Problem) or problem.metrics is None:
         return ()
     x, y = problem.flat_x.vector, problem.flat_y.vector
     batch = _batch(problem, test, "the test rows")

@@ -21,12 +21,12 @@ from . import rng
 from ._derivatives import JaxOracle, remember
 from ._fitting import check_fit
 from .data import ClientData, Clients, ClientSize, ListedClients
-from .engines import pad
+from .engines import native, pad
 from .errors import SettingsError
-from .feasible import Region
+from .feasible import Region, regions_of
 from .oracle import Arrays, Kept
-from .own import KEPT
-from .problem import BilevelProblem, Problem
+from .own import KEPT, own_part
+from .problem import BilevelProblem, Fitting, Native, Problem
 from .steps import Draw
 
 Array = np.ndarray
@@ -109,15 +109,15 @@ def check(
     right, so a client at which something is wrong is compared again at another point, up to three times in all.
     What is wrong everywhere is not right.
     """
-    if not isinstance(problem, Problem):
-        raise SettingsError("check compares derivatives by JAX with their losses; give it a Problem")
+    if not isinstance(problem, Problem | Fitting):
+        raise SettingsError("check compares derivatives with losses; give it a Problem or a TorchProblem")
     clients = ListedClients([data]) if isinstance(data, ClientData) else data
     chosen = _chosen(clients.count) if client is None else (client,)
     check_fit(problem, clients.load(chosen[0]))
     g = rng.generator(seed, "check")
 
     def point() -> tuple[Array, Array]:
-        regions = problem.regions
+        regions = regions_of(problem)
         return _near(problem.flat_x.vector, regions.x, g), _near(problem.flat_y.vector, regions.y, g)
 
     points = [point()]
@@ -153,15 +153,16 @@ class Point(NamedTuple):
 
 
 def _comparison(
-    problem: Problem, points: list[tuple[Array, Array]], u: Array, v: Array, tolerance: float, seed: int
+    problem: Any, points: list[tuple[Array, Array]], u: Array, v: Array, tolerance: float, seed: int
 ) -> Callable[[int, int, ClientData, ClientSize | None], list[Finding]]:
     """A function that compares everything at one of the points on a client's data, padded to the largest client.
 
     Clients then have arrays of one shape, and nothing is compiled twice.
     """
-    turned_v, variables = np.roll(v, 1, axis=0), problem.own_part
-    upper, lower = _loss(problem, "upper"), _loss(problem, "lower")
-    stored, fresh = _derivatives(problem, stored=True), _derivatives(problem, stored=False)
+    turned_v, variables = np.roll(v, 1, axis=0), own_part(problem)
+    loss, derivatives = (_loss, _derivatives) if problem.traceable else (_untraced_loss, _untraced_derivatives)
+    upper, lower = loss(problem, "upper"), loss(problem, "lower")
+    stored, fresh = derivatives(problem, stored=True), derivatives(problem, stored=False)
 
     def first(value: Callable[[Array], float], at: Array, along: Array, e: float = 1e-4) -> list[float]:
         return [(value(at + e * d) - value(at - e * d)) / (2 * e) for d in along]
@@ -171,7 +172,7 @@ def _comparison(
 
     def compare(number: int, client: int, rows: ClientData, largest: ClientSize | None) -> list[Finding]:
         x, y = points[number]
-        size = largest or ClientSize(rows.lower.rows, rows.upper.rows)
+        size = largest if largest and problem.traceable else ClientSize(rows.lower.rows, rows.upper.rows)
         wider = ClientSize(2 * size.lower + 1, 2 * size.upper + 1)
         padded = pad(rows, size)
         f, h = upper(padded), lower(padded)
@@ -182,7 +183,7 @@ def _comparison(
             along_w = _units(len(v), w.size, near)
             w_wide = variables.resized(w, size, wider)
         own, live = stored(Point(x, y, w), v, padded), fresh(Point(x, y, w), v, padded)
-        wide = stored(Point(x, y, w_wide), v, pad(rows, wider))
+        wide = stored(Point(x, y, w_wide), v, pad(rows, wider)) if problem.traceable else own
         curved = second(lambda a, b: h(x, y + a + b, w), list(zip(v, turned_v, strict=True)))
         turned = _dots(np.roll(own.g_yy, 1, 0), v)
         against = "differences of the loss"
@@ -208,7 +209,8 @@ def _comparison(
         found = [(name, other, _worst(got, expected, vector)) for name, other, got, expected, vector in compared]
         if problem.embed is not None:
             found.append(("stored embedding", "the live one", _apart(own, live)))
-        found.append(("blind to padding", "twice the rows", _apart(own, wide)))
+        if problem.traceable:  # otherwise rows are not padded
+            found.append(("blind to padding", "twice the rows", _apart(own, wide)))
         return [Finding(name, other, error, tolerance, client) for name, other, error in found]
 
     return compare
@@ -244,6 +246,31 @@ def _derivatives(problem: Problem, stored: bool) -> Callable[[Point, Array, Arra
         return _Derivatives(*(np.asarray(a, np.float64) for a in made))
 
     return derivatives
+
+
+def _untraced_derivatives(problem: Any, stored: bool) -> Callable[[Point, Array, Arrays], _Derivatives]:
+    """The same for a problem that JAX cannot trace: its oracle is asked for one derivative after the other."""
+
+    def derivatives(point: Point, v: Array, data: Arrays) -> _Derivatives:
+        x, y, along = (native(problem, np.asarray(a, np.float32)) for a in (point.x, point.y, v))
+        c = problem.oracle({"x": x, "y": y}, data, problem.remember(x, data) if stored else None, {})
+        made = c.f_x(y, ALL), c.f_y(y, ALL), c.g_y(y, ALL)
+        products = [[product(y, d, ALL) for d in along] for product in (c.g_yy, c.g_xy)]
+        narrow = problem.from_native((made, products)) if isinstance(problem, Native) else (made, products)
+        empty = np.zeros(0), np.zeros((len(v), 0))
+        return _Derivatives(*(np.asarray(a, np.float64) for a in (*narrow[0], *narrow[1], *empty)))
+
+    return derivatives
+
+
+def _untraced_loss(problem: Fitting, level: str) -> Callable[[Arrays], Callable[[Array, Array, Array], float]]:
+    """A loss in float64 as the problem computes it."""
+
+    def on(data: Arrays) -> Callable[[Array, Array, Array], float]:
+        wide = problem.wide_loss(level, data)
+        return lambda x, y, w: wide(x, y)
+
+    return on
 
 
 def _kept(problem: Problem, w: Any, data: Arrays) -> dict[str, Kept]:

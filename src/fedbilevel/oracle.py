@@ -6,12 +6,13 @@ from JAX (`_derivatives.py`, which every `Problem` uses), from another library, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from .data import ClientSize
 from .errors import StepError
@@ -19,6 +20,7 @@ from .steps import Draw, Stream, X, Y, sgd
 from .stepsizes import Moves
 
 PyTree = Any
+COLUMNS = 64  # the number of unit vectors along which derivatives are taken at once
 
 
 class Directions(NamedTuple):
@@ -103,6 +105,58 @@ def directions(c: Oracle, y: Array, v: Array, zeta: Draw, xi: Draw, at: Array | 
     )
 
 
+@runtime_checkable
+class OnePoint(Protocol):
+    """An oracle that JAX does not trace, and that computes many products at one point faster than one by one."""
+
+    def hessian(self, y: Array, u: Draw, at: Array | None = None) -> Callable[[Any], Any]:
+        """The function v ↦ ∇²_y g_i(x, y; u) v"""
+
+    def hessian_matrices(self, y: Array, u: Stream, at: Array | None = None) -> Any:
+        """∇²_y g_i(x, y; u) as a matrix, stacked over the draws of u"""
+
+    def mixed_matrix(self, y: Array, chi: Draw, at: Array | None = None) -> Any:
+        """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x"""
+
+
+def hessian(c: Oracle, y: Array, u: Draw, at: Array | None = None) -> Callable[[Any], Any]:
+    """The function v ↦ ∇²_y g_i(x, y; u) v, with one forward pass for all products."""
+    if isinstance(c, OnePoint):
+        return c.hessian(y, u, at)
+    if not isinstance(y, Array):
+        return lambda v: c.g_yy(y, v, u, at)
+    return jax.linearize(lambda y: c.g_y(y, u, at=at), y)[1]
+
+
+def hessian_matrices(c: Oracle, y: Array, u: Stream, at: Array | None = None) -> Any:
+    """∇²_y g_i(x, y; u) as a matrix for each draw of u. On all rows there is one, as all draws are the same."""
+    if isinstance(c, OnePoint):
+        return c.hessian_matrices(y, u, at)
+
+    def matrix(rows: Draw) -> Any:
+        return _along_units(lambda e: c.g_yy(y, e, rows, at=at), y)
+
+    if u.draws.index is None:
+        return matrix(u.draws)[None]
+    if isinstance(y, Array):
+        return lax.map(matrix, u.draws)
+    return np.stack([matrix(Draw(*pair)) for pair in zip(*u.draws[:2], strict=True)])
+
+
+def mixed_matrix(c: Oracle, y: Array, chi: Draw, at: Array | None = None) -> Any:
+    """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x and a column for each of y."""
+    if isinstance(c, OnePoint):
+        return c.mixed_matrix(y, chi, at)
+    return _along_units(lambda e: c.g_xy(y, e, chi, at=at), y).T
+
+
+def _along_units(product: Callable[[Any], Any], y: Any) -> Any:
+    """The products with all unit vectors, as the rows of a matrix."""
+    if isinstance(y, Array):
+        return lax.map(product, jnp.eye(y.size, dtype=y.dtype), batch_size=COLUMNS)
+    return np.stack([product(e) for e in np.eye(y.size, dtype=y.dtype)])
+
+
 class OwnOracle(Oracle, Protocol):
     """The oracle of a client with variables w of its own (`Problem.own`).
 
@@ -178,7 +232,7 @@ def recall(kept: Mapping[str, Kept], name: str, default: PyTree) -> PyTree:
         return default
     known, stored = kept[name]
     leaves, tree = jax.tree.flatten(default)
-    shapes = [jnp.shape(leaf) for leaf in leaves], [jnp.shape(leaf) for leaf in stored]
+    shapes = [np.shape(leaf) for leaf in leaves], [np.shape(leaf) for leaf in stored]
     if shapes[0] != shapes[1]:
         raise StepError(
             f"own {name!r} was kept with shapes {shapes[1]} and is asked for with {shapes[0]}; "

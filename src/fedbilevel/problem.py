@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -29,7 +29,7 @@ from jax.tree_util import keystr, tree_map_with_path
 
 from ._derivatives import JaxOracle, Memory, remember
 from .batch import Batch
-from .data import Clients, Part
+from .data import ClientData, Clients, Part
 from .errors import FedBilevelWarning, SettingsError
 from .feasible import Projection, Regions, region, start_within
 from .heads import OnVectors, Softmax
@@ -94,7 +94,8 @@ class BilevelProblem(Protocol):
     chances     whether the losses are random, and for how long their choices stay the same (see `Problem`)
 
     It may also have `regions` (feasible sets), `own_part` (variables of clients) and `lower_is` ("local" if every
-    client has a lower solution of its own). A problem that lacks them has none, and one lower level for all.
+    client has a lower solution of its own). A problem that lacks them has none, and one lower level for all. A
+    problem that JAX cannot trace may be `Native`, `Measured`, `Fitting`, `Batchable` and `Constants`, too.
     """
 
     @property
@@ -127,6 +128,62 @@ class BilevelProblem(Protocol):
         self, held: Mapping[str, Array], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
     ) -> Oracle:
         """The oracle of one client, with the vectors that it holds, its memory and its kept states."""
+
+
+@runtime_checkable
+class Native(Protocol):
+    """A problem whose steps compute with the arrays of another library. Otherwise they compute with NumPy's."""
+
+    def to_native(self, values: PyTree) -> PyTree:
+        """NumPy arrays as what a step is given: arrays of the library, and single numbers as Python's."""
+
+    def from_native(self, values: PyTree) -> PyTree:
+        """What a step returns, as NumPy arrays."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A problem that measures its own metrics on rows, and can say whether its functions fit the data."""
+
+    @property
+    def metrics(self) -> Any: ...
+
+    @property
+    def predict(self) -> Any: ...
+
+    def measure(self, x: Array, y: Array, test: Part) -> Mapping[str, Any]:
+        """The metrics at flat vectors on all of the rows."""
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """A problem that JAX cannot trace, and that tries its functions on data by itself."""
+
+    def check_fit(self, data: ClientData, test: Part | None = None) -> None:
+        """Raise unless the losses fit the data of a client, and the metrics fit the test rows."""
+
+    def metric_names(self, test: Part) -> tuple[str, ...]:
+        """The names of the metrics; raises unless they fit the rows and are single numbers."""
+
+    def wide_loss(self, level: str, data: Arrays) -> Callable[[Any, Any], float]:
+        """A loss on all rows in float64, as a function of the flat vectors x and y."""
+
+
+@runtime_checkable
+class Batchable(Protocol):
+    """A problem that JAX cannot trace, and that has an engine of its own which batches clients."""
+
+    def batched(self, clients: Clients, memory_limit: int) -> Any:
+        """The engine for these clients."""
+
+
+@runtime_checkable
+class Constants(Protocol):
+    """A problem with numbers that are not trained and must be the same at all sites, such as frozen weights."""
+
+    @property
+    def constants_digest(self) -> str | None:
+        """A digest of these numbers; None if there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,6 +348,18 @@ def lower_kind(problem: BilevelProblem) -> LowerIs:
     return kind
 
 
+def constants_of(problem: BilevelProblem) -> str | None:
+    """A digest of the numbers of a problem that are not trained; None if it has none."""
+    return problem.constants_digest if isinstance(problem, Constants) else None
+
+
+class Picture(NamedTuple):
+    """An image of height x width x colours, with numbers from 0 to 1, and what is written above it."""
+
+    image: np.ndarray
+    title: str
+
+
 class Finding(NamedTuple):
     """What a trained x says about many things of one kind, for a person to look at.
 
@@ -298,12 +367,14 @@ class Finding(NamedTuple):
     what    what each of them has, such as "weight"
     values  the number of each
     kinds   the kind of each if the truth is known, as it is in a simulation; otherwise empty
+    picture   the picture of a thing by its number, if things are images; None otherwise
     """
 
     thing: str
     what: str
     values: Sequence[float]
     kinds: Sequence[str] = ()
+    picture: Callable[[int], Picture] | None = None
 
 
 class Task(NamedTuple):
@@ -329,18 +400,25 @@ def task_with_test(problem: BilevelProblem, clients: Clients, test: Part, valid:
 
     `valid` has rows for the choice of settings, which no client has: their `test_accuracy` is `valid_accuracy`.
     """
-    if not isinstance(problem, Problem):
+    if not isinstance(problem, Measured):
         raise SettingsError("test rows need the metrics of a Problem; give measure(x, y) instead")
+    if not problem.traceable:
+        own = problem.measure
+        return Task(problem, clients, lambda x, y: _both(own, x, y, test, valid))
     device = jax.local_devices()[0]  # Only one device measures; several would each measure everything.
     parts = {"test_": test} if valid is None else {"test_": test, "valid_": valid}
     rows, measured = jax.device_put(parts, device), problem.measure
 
     @jax.jit
-    def compiled(x: Array, y: Array, rows: Mapping[str, Part]) -> dict[str, Array]:
-        found = dict(measured(x, y, rows["test_"]))
-        if "valid_" in rows:
-            own = measured(x, y, rows["valid_"])
-            found |= {"valid_" + name.removeprefix("test_"): value for name, value in own.items()}
-        return found
+    def compiled(x: Array, y: Array, rows: Mapping[str, Part]) -> dict[str, Any]:
+        return _both(measured, x, y, rows["test_"], rows.get("valid_"))
 
     return Task(problem, clients, lambda x, y: compiled(*jax.device_put((x, y), device), rows))
+
+
+def _both(measure: Callable[..., Mapping[str, Any]], x: Array, y: Array, test: Part, valid: Part | None) -> Any:
+    """The metrics on test rows, and on rows for the choice of settings if there are any."""
+    found = dict(measure(x, y, test))
+    if valid is not None:
+        found |= {"valid_" + name.removeprefix("test_"): value for name, value in measure(x, y, valid).items()}
+    return found

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 from jax import Array
 
 from ..federation import Federation
 from ..oracle import Oracle
-from ..steps import Draw, Scalar, Stream, X, Y, client_step, walk
+from ..steps import Draw, Scalar, Stream, X, Y, client_step, repeat, walk
 
 POWER = 16  # The largest of m numbers is found from the mean of their powers, up to a factor of m^(1/16) = 1.3.
 MOST_APART = 100.0  # how many times the curvature of the mean a client may have before it is clipped
@@ -69,17 +69,20 @@ def client_curvature(c: Oracle, x: Array | None, y: Array | None, v: Array, L: A
     at = c.y if y is None else y
 
     def curvature(b: Draw) -> Any:
-        def product(_: int, w: Any) -> Any:
+        def product(_: Any, w: Any) -> Any:
             return c.g_yy(at, w / (_length(w) + 1e-30), b, at=x)
 
-        return _length(jax.lax.fori_loop(0, PRODUCTS, product, v))
+        return _length(repeat(product, v, PRODUCTS))
 
     def larger(most: Any, b: Draw) -> Any:
         found = curvature(b)
-        return jax.numpy.maximum(most, found)
+        return jnp.maximum(most, found) if isinstance(found, Array) else max(most, found)
 
     most = walk(larger, 0.0 * L, u)
-    return Powers(jax.numpy.minimum(most / L, MOST_APART) ** POWER)
+    share = most / L
+    return Powers(
+        (jnp.minimum(share, MOST_APART) if isinstance(share, Array) else min(share, MOST_APART)) ** POWER
+    )
 
 
 def _length(v: Any) -> Any:

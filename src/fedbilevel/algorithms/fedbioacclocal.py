@@ -21,10 +21,10 @@ away goes on from the point and the momenta that it left with.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from pydantic import Field
 
@@ -44,7 +44,7 @@ class Past(NamedTuple):
 
     point: Directions
     momenta: Directions
-    known: Array
+    known: Any
 
 
 class Momentum(NamedTuple):
@@ -73,7 +73,7 @@ def own_point(c: LocalOracle) -> Directions:
 
 def own_past(c: LocalOracle, s: Directions) -> Past:
     """The client's past; without one, the present point and no momentum."""
-    return c.own("past", Past(s, Directions(*(0.0 * each for each in s)), jnp.zeros(())))
+    return c.own("past", Past(s, Directions(*(0.0 * each for each in s)), np.float32(0.0)))
 
 
 @client_step
@@ -82,7 +82,7 @@ def momenta(c: LocalOracle, forgotten: Array, zeta: Draw, xi: Draw) -> Momentum:
     s = own_point(c)
     past = own_past(c, s)
     made = storm(c, s, past, forgotten, zeta, xi)
-    return Momentum(made.x, Past(s, made, jnp.ones(())))
+    return Momentum(made.x, Past(s, made, np.float32(1.0)))
 
 
 @client_step
@@ -106,7 +106,7 @@ def momentum_steps(
         return minus(s, rates, made), Past(s, made, past.known)
 
     # The momentum of the first step is that of the round before, so it takes one draw less than there are steps.
-    start = minus(s, rates, first), Past(s, first, jnp.ones(()))
+    start = minus(s, rates, first), Past(s, first, np.float32(1.0))
     moved, past = walk(move, start, *jax.tree.map(lambda a: a[1:], (zeta, xi)))
     return Moved(moved.x, moved.y, moved.v, past)
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -32,7 +31,7 @@ from ..errors import SettingsError
 from ..federation import Federation, Series
 from ..oracle import Oracle
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Next, Y, client_step
+from ..steps import Draw, Next, Y, client_step, repeat
 from ..stepsizes import LowerRounds, Moves, Terms, automatic
 from ..trials import Tried
 from .local import ImplicitHypergradient, LowerWork, S, regions
@@ -61,7 +60,7 @@ def hessian_product(c: Oracle, p: Array, lam: Array, u: Draw) -> HessianProduct:
 @client_step
 def neumann_counter(c: Oracle, p: Array, k: Array, lam: Array, u: Draw) -> HessianProduct:
     """p_i = p + c_i with the client's own counter c_i = (I - λ H_i)^k p_0, from the held p_0."""
-    counter = jax.lax.fori_loop(0, k, lambda t, v: v - lam * c.g_yy(c.y, v, u.apart(t)), c.held("p_0"))
+    counter = repeat(lambda t, v: v - lam * c.g_yy(c.y, v, u.apart(t)), c.held("p_0"), k)
     return HessianProduct(p + counter)
 
 

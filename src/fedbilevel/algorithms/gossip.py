@@ -25,13 +25,13 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from pydantic import Field
 
 from ..agents import Agents
 from ..errors import SettingsError
 from ..federation import Federation
-from ..oracle import Oracle
+from ..oracle import Oracle, hessian_matrices, mixed_matrix
 from ..problem import BilevelProblem
 from ..settings import Count, Positive, about, settings
 from ..steps import XY, YY, Draw, Sample, Samples, Stream, X, Y, client_step
@@ -40,7 +40,6 @@ from ..trials import Tried
 from .graphs import Network, own, spread
 from .local import BatchSize, rows_of
 
-COLUMNS = 64  # the number of unit vectors along which derivatives are taken at once
 COPIES = 4  # the copies of the matrices while a step runs: before, mixed, sampled, after
 
 
@@ -68,13 +67,7 @@ class Sampled(NamedTuple):
 @client_step
 def sample_derivatives(c: Oracle, x: Array, y: Array, zeta: Draw, xi: Draw, chi: Draw, u: Stream) -> Sampled:
     """∇_y g, ∇_x f, ∇_y f, and the matrices ∇_x∇_y g and ∇²_y g (for each draw of u) at the agent's x and y."""
-    unit = jnp.eye(y.size, dtype=y.dtype)
-
-    def hessian(rows: Draw) -> Array:
-        return lax.map(lambda e: c.g_yy(y, e, rows, at=x), unit, batch_size=COLUMNS)
-
-    jacobian = lax.map(lambda e: c.g_xy(y, e, chi, at=x), unit, batch_size=COLUMNS).T
-    hessians = hessian(u.draws)[None] if u.draws.index is None else lax.map(hessian, u.draws)
+    jacobian, hessians = mixed_matrix(c, y, chi, at=x), hessian_matrices(c, y, u, at=x)
     return Sampled(c.g_y(y, zeta, at=x), c.f_x(y, xi, at=x), c.f_y(y, xi, at=x), jacobian, hessians)
 
 

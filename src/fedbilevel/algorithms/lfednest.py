@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import jax
 from jax import Array
 
 from ..federation import Federation
-from ..oracle import Oracle
+from ..oracle import Oracle, hessian
 from ..settings import Count, Positive, about, settings
-from ..steps import Draw, Stream, client_step, sgd
+from ..steps import Draw, Stream, client_step, repeat, sgd
 from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
 from ..trials import Tried
 from .local import LowerWork, S, SecondDerivatives, Upper, UpperWork
@@ -34,15 +33,15 @@ def local_upper_steps(
     """Upper steps along the client's own hypergradient, estimated anew at every x_i."""
 
     def hypergradient(x: Array, b: Draw) -> Array:
-        _, hessian = jax.linearize(lambda y: c.g_y(y, u, at=x), c.y)  # one forward pass for all T products
+        product = hessian(c, c.y, u, at=x)  # one forward pass for all T products
 
         def term(_: int, carried: tuple[Any, Any]) -> tuple[Any, Any]:
             counter, total = carried
-            counter = counter - lam * hessian(counter)
+            counter = counter - lam * product(counter)
             return counter, total + counter
 
         r = c.f_y(c.y, b, at=x)
-        p = lam * jax.lax.fori_loop(0, T, term, (r, r))[1]
+        p = lam * repeat(term, (r, r), T)[1]
         return c.f_x(c.y, b, at=x) - c.g_xy(c.y, p, chi, at=x)
 
     return Upper(sgd(hypergradient, c.x, alpha / xi.steps if shared else alpha, xi))

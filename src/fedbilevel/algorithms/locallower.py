@@ -27,12 +27,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 from jax import Array
-from jax.scipy.sparse.linalg import cg
 
 from ..federation import Federation
 from ..oracle import LocalOracle, own_y
 from ..settings import Count, about, settings
-from ..steps import Draw, Own, Sample, Samples, Stream, X, Y, client_step, walk
+from ..steps import Draw, Own, Sample, Samples, Stream, X, Y, client_step, solve, walk
 from .local import S, SecondDerivatives, UpperWork, count_of, regions, rows_of
 from .personal import OwnLower, OwnLowerWork
 
@@ -109,7 +108,7 @@ def anew_lower(
 ) -> Direction:
     """The client's y by gradient steps from the start, its v by conjugate gradients, and its direction of x."""
     y = own_y(c, beta, shared, zeta, kept=False)
-    v = cg(lambda v: c.g_yy(y, v, u), c.f_y(y, eta), maxiter=products)[0] if implicit else None
+    v = solve(lambda v: c.g_yy(y, v, u), c.f_y(y, eta), products) if implicit else None
     return Direction(upper_direction(c, y, v, alpha, shared, xi, chi))
 
 

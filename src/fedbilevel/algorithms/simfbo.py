@@ -28,7 +28,6 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from ..federation import Federation
@@ -83,7 +82,7 @@ def resilient_directions(
     """The mean of the directions along the client's local steps, and their number."""
     d = summed(c, v, Rates(eta_x, eta_y, eta_v), zeta, xi)
     x, y, v = (each / zeta.steps for each in d)
-    return Resilient(x, y, v, zeta.steps.astype(jnp.float32))
+    return Resilient(x, y, v, 1.0 * zeta.steps)
 
 
 @settings

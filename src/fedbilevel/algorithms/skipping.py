@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -37,8 +36,8 @@ class Skipped(NamedTuple):
 @client_step
 def skipping_steps(c: Oracle, beta: Array, chance: Array, steps: Array, zeta: Stream) -> Skipped:
     """The local steps up to the next communication, after r_i is renewed by the last one, whose mean is held."""
-    r = c.own("r", jnp.zeros_like(c.y)) + chance / beta * (c.y - c.own("end", c.y))
-    active = zeta.active & (jnp.arange(zeta.active.shape[0]) < steps)
+    r = c.own("r", 0.0 * c.y) + chance / beta * (c.y - c.own("end", c.y))
+    active = zeta.active & (np.arange(zeta.active.shape[0]) < steps)
     end = walk(lambda y, b: y - beta * (c.g_y(y, b) - r), c.y, Stream(zeta.draws, active))
     return Skipped(end, r, end)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 from .cases import ALPHA, BETA, DECAY, LAM, SMOOTHING, Case
 from .rivals import Group, Plan, Rival, Rows, State, loader, padding, rival

@@ -14,7 +14,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
-from torch.nn import functional as F  # noqa: N812  (its usual name)
+from torch.nn import functional as F
 
 from .cases import ALPHA, BETA, CLASSES, DECAY, HIDDEN, LAM, SMOOTHING, Case
 from .rivals import Group, Plan, Rival, Rows, State, loader, mean, padding, rival

@@ -11,6 +11,7 @@ from ._clients import (
     Part,
     clients_from,
     lower_only,
+    part_from,
     test_rows,
 )
 from ._dataset import Dataset
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "load_function",
     "lower_only",
+    "part_from",
     "partition",
     "test_rows",
 ]

@@ -14,6 +14,7 @@ import jax
 
 from ..errors import SettingsError
 from ._rows import numbers, rows_agree, shapes_agree
+from ._torch import rows_of_torch
 
 PyTree = Any
 
@@ -161,20 +162,24 @@ def test_rows(clients: Clients) -> int:
     return int(getattr(clients, "test_rows", 0))
 
 
+def part_from(value: Any, where: str) -> Part:
+    """Rows from whatever has them; raises with the name of the place if a loss cannot use them."""
+    if value is None:
+        raise SettingsError(f"{where}: there are no data; give inputs, or inputs and targets")
+    value = rows_of_torch(value, where)
+    pair = value if isinstance(value, tuple) else (value,)
+    if len(pair) not in (1, 2):
+        raise SettingsError(f"{where}: a tuple of {len(pair)}; give inputs, or a pair of inputs and targets")
+    return Part(*(numbers(f"{where} {name}", v) for name, v in zip(Part._fields, pair, strict=False)))
+
+
 def clients_from(parts: Sequence[tuple[Any, ...]]) -> ListedClients:
     """Clients from a sequence of (lower, upper) pairs, or of triples whose last part has test rows.
 
-    Each of the parts is a `Part`, an (inputs, targets) pair, or a single array or pytree of inputs. What a loss
-    cannot use is refused, by the client and the field: strings, gaps, other numbers of rows, other shapes.
+    Each of the parts is a `Part`, an (inputs, targets) pair, a single array or pytree of inputs, or a Dataset,
+    Subset or DataLoader of PyTorch, which is read whole. What a loss cannot use is refused, by the client and the
+    field: strings, gaps, other numbers of rows, other shapes.
     """
-
-    def part(where: str, value: Any) -> Part:
-        if value is None:
-            raise SettingsError(f"{where}: there are no data; give inputs, or inputs and targets")
-        pair = value if isinstance(value, tuple) else (value,)
-        if len(pair) not in (1, 2):
-            raise SettingsError(f"{where}: a tuple of {len(pair)}; give inputs, or a pair of inputs and targets")
-        return Part(*(numbers(f"{where} {name}", v) for name, v in zip(Part._fields, pair, strict=False)))
 
     def client(i: int, pair: Any) -> ClientData:
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
@@ -182,6 +187,6 @@ def clients_from(parts: Sequence[tuple[Any, ...]]) -> ListedClients:
             raise SettingsError(f"client {i}: {what}, where its two parts are needed; give a pair (lower, upper)")
         given = pair[:2] if pair[-1] is None and len(pair) == 3 else pair  # a `ClientData` without test rows
         names = ClientData._fields[: len(given)]
-        return ClientData(*(part(f"client {i}, {name}", own) for name, own in zip(names, given, strict=True)))
+        return ClientData(*(part_from(own, f"client {i}, {name}") for name, own in zip(names, given, strict=True)))
 
     return ListedClients([client(i, pair) for i, pair in enumerate(parts)])

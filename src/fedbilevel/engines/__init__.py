@@ -4,9 +4,17 @@ from ._base import MAX_ROWS, Averaging, Broken, Capabilities, Engine, Fusible
 from ._call import Call, Held, make_call, payload
 from ._expected import Expected, expect
 from ._replies import Averaged, Fault, Reason, Replies
-from ._settings import ENGINES, AutoSettings, FusedSettings, LoopSettings, RaySettings, SimulationSettings
+from ._settings import (
+    ENGINES,
+    AutoSettings,
+    BatchedSettings,
+    FusedSettings,
+    LoopSettings,
+    RaySettings,
+    SimulationSettings,
+)
 from ._states import ClientStates
-from ._work import pad, perform, prepare, recalled
+from ._work import load_unpadded, native, pad, perform, prepare, recalled
 from .fused import Fused
 from .loop import Loop
 from .simulation import Simulation
@@ -17,6 +25,7 @@ __all__ = [
     "AutoSettings",
     "Averaged",
     "Averaging",
+    "BatchedSettings",
     "Broken",
     "Call",
     "Capabilities",
@@ -36,7 +45,9 @@ __all__ = [
     "Simulation",
     "SimulationSettings",
     "expect",
+    "load_unpadded",
     "make_call",
+    "native",
     "pad",
     "payload",
     "perform",

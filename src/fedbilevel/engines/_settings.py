@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ..data import Clients
+from ..errors import SettingsError
 from ..names import Names
-from ..problem import BilevelProblem, Over
+from ..problem import Batchable, BilevelProblem, Over
 from ..settings import Count, Positive, about, settings
 from ._base import Engine
 from .fused import Fused
@@ -70,6 +71,23 @@ class LoopSettings:
 
 
 @settings
+class BatchedSettings:
+    """The clients of a cohort batched by PyTorch's vmap, for problems of PyTorch modules."""
+
+    memory_limit: Annotated[Count, about("MiB of data in one batch; a larger cohort is split")] = 1024
+
+    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
+        """The engine for these clients, which the problem makes."""
+        if not isinstance(problem, Batchable):
+            raise SettingsError(
+                "federation.engine = 'batched' is wrong for this problem: it is for PyTorch modules "
+                "(TorchProblem); use 'simulation'"
+            )
+        made: Engine = problem.batched(clients, self.memory_limit)
+        return made
+
+
+@settings
 class RaySettings:
     """The simulation spread over a Ray cluster."""
 
@@ -108,6 +126,7 @@ ENGINES: Names[type[Any]] = Names(
         "fused": FusedSettings,
         "auto": AutoSettings,
         "loop": LoopSettings,
+        "batched": BatchedSettings,
         "ray": RaySettings,
     },
     needs=("build",),

@@ -13,7 +13,7 @@ from ..data import ClientData, Clients, ClientSize, Part, test_rows
 from ..errors import SettingsError, StepError
 from ..oracle import Arrays, Kept, PartArrays
 from ..own import KEPT, own_part
-from ..problem import BilevelProblem
+from ..problem import Batchable, BilevelProblem, Native
 from ..rng import Kind
 from ..steps import Form, draw
 from ._call import Call
@@ -27,7 +27,22 @@ def need_traceable(problem: BilevelProblem, engine: str) -> None:
     if not problem.traceable:
         raise SettingsError(
             f"federation.engine = {engine!r} is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
+            + (", or 'batched'" if isinstance(problem, Batchable) else "")
         )
+
+
+def native(problem: BilevelProblem, values: Any) -> Any:
+    """What a step that is not traced is given: NumPy arrays, or those of the problem's own library."""
+    arrays = jax.tree.map(np.asarray, values)
+    return problem.to_native(arrays) if isinstance(problem, Native) else arrays
+
+
+def perform_untraced(problem: BilevelProblem, call: Call, *arguments: Any) -> tuple[Any, State]:
+    """`perform` without tracing, from NumPy arrays to NumPy arrays. The draws and the data stay as they are."""
+    vectors, arrays, rows, draws, kept, data, memory = arguments
+    vectors, arrays, rows, kept = native(problem, (vectors, arrays, rows, kept))
+    made = perform(problem, call, vectors, arrays, rows, draws, kept, data, memory)
+    return problem.from_native(made) if isinstance(problem, Native) else made
 
 
 def prepare(
@@ -107,6 +122,13 @@ def recalled(
 def load_padded(clients: Clients, client: int, rows: ClientSize | None = None) -> Arrays:
     """The data of a client, padded to so many rows (default: the capacity of all clients)."""
     return pad(clients.load(client), rows or clients.capacity, test_rows(clients))
+
+
+def load_unpadded(clients: Clients, client: int) -> Arrays:
+    """The data of a client with its own numbers of rows, for a step that is not traced."""
+    data = clients.load(client)
+    size = ClientSize(data.lower.rows, data.upper.rows)
+    return pad(data, size, 0 if data.test is None else data.test.rows)
 
 
 def pad(data: ClientData, capacity: ClientSize, tested: int = 0) -> Arrays:

@@ -15,7 +15,7 @@ from ._base import Capabilities
 from ._call import Call
 from ._replies import Replies
 from ._states import ClientStates
-from ._work import load_padded, perform, prepare, recalled
+from ._work import load_padded, load_unpadded, native, perform, perform_untraced, prepare, recalled
 
 
 class Loop:
@@ -49,29 +49,31 @@ class Loop:
         self._states.clear()
 
     def _reply(self, call: Call, client: int) -> Any:
-        capacity = self.clients.capacity
-        data = load_padded(self.clients, client)
+        # A step that is not traced has no shapes to keep, so its rows are not padded.
+        size = self.clients.size(client)
+        capacity = self.clients.capacity if self.problem.traceable else size
+        traced = self.problem.traceable
+        data = load_padded(self.clients, client) if traced else load_unpadded(self.clients, client)
         rows = {name: np.asarray(each.values[client], np.float32) for name, each in call.rows.items()}
-        draws = prepare(call, self.problem, client, self.clients.size(client), capacity)
+        draws = prepare(call, self.problem, client, size, capacity)
         kept = recalled(call, self.problem, self._states, client, capacity)
         memory = None
         if "x" in call.held:
             held = call.held["x"]
             if client not in self._memories or self._memories[client][0] != held.version:
                 self._memories = {c: m for c, m in self._memories.items() if m[0] == held.version}
-                x: Any = held.value if self.problem.traceable else np.asarray(held.value)
+                x: Any = held.value if self.problem.traceable else native(self.problem, held.value)
                 self._memories[client] = held.version, self._remember(x, data)
             memory = self._memories[client][1]
         if call.program not in self._programs:
 
             def program(*arguments: Any) -> Any:
-                return perform(self.problem, call, *arguments)
+                work = perform if self.problem.traceable else perform_untraced
+                return work(self.problem, call, *arguments)
 
             self._programs[call.program] = jax.jit(program) if self.problem.traceable else program
-        given: Any = call.vectors, call.arrays, rows, draws, kept
-        if not self.problem.traceable:  # a step that is not traced is given NumPy arrays
-            given = jax.tree.map(np.asarray, given)
-        reply, own = self._programs[call.program](*given, data, memory)
+        given = call.vectors, call.arrays, rows, draws, kept, data, memory
+        reply, own = self._programs[call.program](*given)
         if own:
             self._states.write(client, call.clock, own, call.settled)
         return reply

@@ -45,7 +45,7 @@ from ..engines.flare import Site, SitePolicy
 from ..errors import SettingsError, UnknownName, one_line, shown
 from ..layers import OwnNoise, SitePrivacy
 from ..names import locate, users_code
-from ..problem import BilevelProblem, Problem, Task
+from ..problem import BilevelProblem, Fitting, Problem, Task
 from ..problems import PROBLEMS
 from ..reading import Unreadable, read_toml
 from ..settings import Size, about, from_mapping, settings
@@ -138,19 +138,19 @@ def write_rows(path: Path, data: ClientData) -> None:
     np.savez(path, **arrays)
 
 
-def _problem(section: Mapping[str, Any], folder: Path) -> Problem:
+def _problem(section: Mapping[str, Any], folder: Path) -> Any:
     values = dict(section)
     if "python" in values:
         address = values.pop("python")
         function = locate(address, "problem.python", folder)
         with users_code(f"problem.python = {shown(address)} is wrong: it raises "):
             made = function(**values)
-        problem = made.problem if isinstance(made, Task) else made
-        if not isinstance(problem, Problem):
+        found = made.problem if isinstance(made, Task) else made
+        if not isinstance(found, Problem | Fitting):
             raise SettingsError(
                 f"problem.python = {shown(address)} is wrong: it returns {type(made).__name__}; return a Problem"
             )
-        return problem
+        return found
     name = values.pop("name", None)
     known = [n for n, cls in PROBLEMS.items() if hasattr(cls, "remote")]
     if name not in known:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
@@ -29,6 +30,7 @@ from ..settings import Count, Size, about, settings
 PyTree = Any
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
+CHECKED_STEPS = 500  # gradient steps of the classifier of checked rows
 CERTAIN = 12.0  # a logit whose weight is one or zero up to 1e-5
 
 
@@ -65,7 +67,10 @@ class Rows(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """The rows of every client with their true labels, the test rows, and those by which settings are chosen."""
+    """The rows of every client with their true labels, the test rows, and those by which settings are chosen.
+
+    `numbers` are the places of a client's unchecked rows in the data set; `picture` gives the image at a place.
+    """
 
     unchecked: list[Rows]
     checked: list[Rows]
@@ -73,6 +78,8 @@ class Dealt(NamedTuple):
     valid: Rows | None
     classes: int
     shape: tuple[int, int, int]
+    numbers: list[npt.NDArray[np.intp]]
+    picture: Callable[[int], Floats]
 
 
 @settings
@@ -129,15 +136,22 @@ class CheckedRows:
                 )
             return Rows(inputs(own[:count]), dataset.train_targets[own[:count]])
 
-        unchecked, checked, valid = [], [], list[Rows]()
+        unchecked, checked, valid, numbers = [], [], list[Rows](), []
         for client, count in enumerate(_shares(self.valid, data.clients)):
             own, cut = parts.rows(client), parts.size(client).lower
             unchecked.append(first("rows", own[:cut], self.rows, client))
+            numbers.append(own[: self.rows])
             checked.append(first("checked", own[cut:], self.checked, client))
             if count:
                 valid.append(first("valid", own[cut + self.checked :], count, client))
         others = Rows(*(np.concatenate(each) for each in zip(*valid, strict=True))) if self.valid else None
-        return Dealt(unchecked, checked, Rows(test, dataset.test_targets), others, dataset.classes, dataset.shape)
+        right, shape = Rows(test, dataset.test_targets), dataset.shape
+
+        def picture(number: int) -> Floats:
+            pixels = dataset.train_inputs[np.array([number])][0].reshape(shape)
+            return np.asarray((pixels - pixels.min()) / max(np.ptp(pixels), 1e-6), np.float32)
+
+        return Dealt(unchecked, checked, right, others, dataset.classes, shape, numbers, picture)
 
     def _inputs(self, dataset: Dataset) -> tuple[Callable[[Any], Floats], Floats]:
         """The inputs of training rows by their numbers, and those of all test rows."""
@@ -153,6 +167,32 @@ class CheckedRows:
 
     def penalty(self, y: PyTree) -> Array:
         return self.decay * ridge(y)
+
+
+def checked_scores(dealt: Dealt, decay: float) -> list[Floats]:
+    """What a softmax regression on the checked rows of all clients says of every client's unchecked rows.
+
+    A federation would train it by plain rounds before the bilevel run, on rows that it has anyway.
+    """
+    rows = Rows(*(np.concatenate(each) for each in zip(*dealt.checked, strict=True)))
+    inputs, labels = jnp.asarray(rows.inputs.reshape(len(rows.labels), -1)), jnp.asarray(rows.labels)
+
+    def loss(y: PyTree) -> Array:
+        errors = optax.softmax_cross_entropy_with_integer_labels(inputs @ y["weight"] + y["bias"], labels)
+        return errors.mean() + decay * ridge(y)
+
+    start = {"weight": jnp.zeros((inputs.shape[1], dealt.classes)), "bias": jnp.zeros(dealt.classes)}
+    step = 1.0 / (0.5 * float(jnp.linalg.norm(inputs, 2) ** 2 / len(labels)) + 0.5 + decay)  # 1 / L
+
+    @jax.jit
+    def solved(y: PyTree) -> PyTree:
+        move = jax.grad(loss)
+        return jax.lax.fori_loop(
+            0, CHECKED_STEPS, lambda _, y: jax.tree.map(lambda a, g: a - step * g, y, move(y)), y
+        )
+
+    y = jax.tree.map(np.asarray, solved(start))
+    return [r.inputs.reshape(len(r.labels), -1) @ y["weight"] + y["bias"] for r in dealt.unchecked]
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from ..data import ClientData, ClientSize, DataSettings
 from ..errors import SettingsError
 from ..names import locate, users_code
-from ..problem import Problem, Task
+from ..problem import Fitting, Problem, Task
 from ..settings import about, settings, to_mapping
 
 
@@ -50,8 +50,9 @@ class Custom:
         told = f"with {', '.join(self.arguments)}" if self.arguments else "without arguments"
         with users_code(f"{wrong}: it is called {told}, and raises "):
             made = function(**copy.deepcopy(self.arguments))
-        if isinstance(made, Problem):
-            return Task(made, Elsewhere(data.clients))
+        if isinstance(made, Problem | Fitting):
+            problem: Any = made
+            return Task(problem, Elsewhere(data.clients))
         if not isinstance(made, Task):
             raise SettingsError(
                 f"{wrong}: it returns an object of type {type(made).__name__}; return a Problem or a Task"

@@ -86,8 +86,9 @@ class ClientWeights(CheckedRows):
         def measure(x: Array, y: Array) -> Mapping[str, Any]:
             weights = np.asarray(self.weight(x))
             found = {"auc": area_under_curve(weights, ~bad)}
-            for name, those in (("weight_good", weights[~bad]), ("weight_bad", weights[bad])):
-                found[name] = float(those.mean()) if those.size else float("nan")
+            for name, those, furthest in (("good", weights[~bad], np.min), ("bad", weights[bad], np.max)):
+                found[f"weight_{name}"] = float(those.mean()) if those.size else float("nan")
+                found[f"furthest_{name}"] = float(furthest(those)) if those.size else float("nan")
             return {**made.measure(x, y), **known(found)}
 
         def finding(x: Array, y: Array) -> Finding:

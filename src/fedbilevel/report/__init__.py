@@ -5,7 +5,7 @@ from ._compare import Compared, write_comparison
 from ._controls import Scored, draw_controls
 from ._exchanges import Exchange, Iteration, draw_iterations
 from ._figures import INK, MARK, draw_curve
-from ._finding import draw_finding, ranked
+from ._finding import draw_finding, draw_worst, ranked
 from ._html import Section, write_report
 from ._measure import metric_text
 from ._panels import ROWS, Line, draw_panels
@@ -36,6 +36,7 @@ __all__ = [
     "draw_iterations",
     "draw_panels",
     "draw_points",
+    "draw_worst",
     "ledger_table",
     "live_page",
     "markdown_table",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from . import canvas
 from ._figures import FAINT, INK, MARK
 
 COLOURS = (INK, MARK, "#4d8a57", "#8a6d1f", "#6b4d8a")
+WORST = 4, 10  # rows and columns of pictures
 FEW, MANY = 40, 300  # things that are drawn as bars with their numbers, and as points; more are counted
 
 
@@ -54,6 +56,31 @@ def draw_finding(found: Finding, path: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if found.kinds:
         axes.legend(frameon=False, title="what is true of them", title_fontsize=8, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def draw_worst(found: Finding, path: Path, title: str) -> None:
+    """Draw the things with the smallest values as pictures, each in the colour of its kind."""
+    assert found.picture is not None, "the things have pictures"
+    worst = _order(found)[::-1][: WORST[0] * WORST[1]]
+    figure = canvas.figure(9.5, 1.3 * WORST[0] + 0.6, w_pad=0.02, h_pad=0.04)
+    names = list(dict.fromkeys(found.kinds[i] for i in _order(found)[::-1])) if found.kinds else []
+    for axes, i in zip(figure.subplots(*WORST).flat, worst, strict=False):
+        picture = found.picture(i)
+        colour = COLOURS[names.index(found.kinds[i]) % len(COLOURS)] if names else INK
+        axes.imshow(picture.image.squeeze(), cmap="gray", interpolation="nearest")
+        axes.set_title(picture.title, fontsize=7.5, color=colour, pad=3)
+        for edge in axes.spines.values():
+            edge.set(color=colour, linewidth=1.6)
+        axes.set(xticks=[], yticks=[])
+    for axes in figure.axes[len(worst) :]:
+        axes.set_visible(False)
+    counted = Counter(found.kinds[i] for i in worst) if found.kinds else Counter[str]()
+    truth = "; ".join(f"{count} have a {kind}" for kind, count in counted.items())
+    told = f"{title}: the {len(worst)} {found.thing}s with the smallest {found.what}" + (
+        f"\n{truth}" if truth else ""
+    )
+    figure.suptitle(told, x=0.01, ha="left", fontsize=10.5)
     figure.savefig(path, dpi=130)
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROWS = {"test_accuracy": "test", "train_accuracy": "training"}  # the rows on which an accuracy is measured
-COLOURS = ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", "#5a6570")
+GREY = "#5a6570"
+COLOURS = ("#1f4e79", "#b5482a", "#4c8c4a", "#8a5fa8", "#a08020", GREY)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _draw(axes: Axes, line: Line, colour: str, x: Axis, both: bool) -> None:
     at = places[0][places[0] > 0] if x.logarithmic else places[0]  # a logarithmic axis has no zero
     stacked = np.stack([np.interp(at, p, v) for p, v in zip(places, values, strict=True)])
     style = "--" if both and line.metric == "train_accuracy" else "-"
-    label = f"{line.label}, {ROWS[line.metric]} rows" if both else line.label
+    label = line.label if style == "-" else None  # one entry of the legend for both accuracies
     axes.plot(at, stacked.mean(0), color=colour, linewidth=1.1, linestyle=style, label=label)
     if len(stacked) > 1:
         axes.fill_between(at, stacked.min(0), stacked.max(0), color=colour, alpha=0.18, linewidth=0)
@@ -102,7 +103,10 @@ def _finish(axes: Axes, lines: Sequence[Line], x: Axis) -> None:
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
+    if len({line.metric for line in lines}) > 1:
+        (dashed,) = axes.plot([], [], "--", color=GREY, linewidth=1.1)
+        handles, labels = [*handles, dashed], [*labels, "on training rows"]
     if any(line.readings for line in lines):
-        (star,) = axes.plot([], [], "*", color="#5a6570", markersize=10, linestyle="none")
+        (star,) = axes.plot([], [], "*", color=GREY, markersize=10, linestyle="none")
         handles, labels = [*handles, star], [*labels, "read off the paper"]
-    axes.legend(handles, labels, loc="lower right", fontsize=9, frameon=False)
+    axes.legend(handles, labels, loc="best", fontsize=9, frameon=False)

@@ -53,6 +53,9 @@ def choose_engine(
     check: Callable[[], None],
 ) -> tuple[Engine, EngineChoice]:
     """Choose the engine of a run and build it. `check` raises if a setting of the run rules out `fused`."""
+    if rules.must_loop(problem):
+        why = "JAX cannot trace the oracle of this problem"
+        return rules.build(problem, clients), EngineChoice("loop", why)
     settings: AutoSettings = rules.engine
 
     def built(kind: type[SimulationSettings] | type[FusedSettings]) -> Engine:

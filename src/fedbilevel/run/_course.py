@@ -25,7 +25,7 @@ from ..privacy import Accountant, Books, Privacy, Secret
 from ..problem import Finding, Task
 from ..problems import QuadraticTask
 from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state, summarise
-from ..report import draw_curve, draw_finding, ranked, write_run_page
+from ..report import draw_curve, draw_finding, draw_worst, ranked, write_run_page
 from ..rng import Root
 from ..runtime import peak_memory
 from ..schedules import decay_of, scheduled
@@ -408,6 +408,8 @@ class Course:
                 draw_curve(self.records, picture, self.setup.title, self.setup.evaluate.metric)
                 if found is not None:
                     draw_finding(found, self.folder.file("finding.png"), self.setup.title)
+                    if found.picture is not None:
+                        draw_worst(found, self.folder.file("worst.png"), self.setup.title)
                 write_run_page(self.folder)
         self._logs.finish(summary)
         self.summary = summary

@@ -21,7 +21,7 @@ from ..data import clients_from, test_rows
 from ..engines import ClientStates, Loop
 from ..errors import SettingsError
 from ..federation import Federation
-from ..problem import BilevelProblem, Problem, Task
+from ..problem import BilevelProblem, Measured, Task
 from ..record import direction
 from ..steps import Sample
 
@@ -38,7 +38,7 @@ class Newcomer(NamedTuple):
 def client_metrics(task: Task) -> tuple[str, ...]:
     """The metrics that clients measure on test rows of their own; none if they have no such rows."""
     problem, clients = task.problem, task.clients
-    if not isinstance(problem, Problem) or test_rows(clients) == 0:
+    if not isinstance(problem, Measured) or test_rows(clients) == 0:
         return ()
     test = clients.load(0).test
     return () if test is None else metric_names(problem, test)

@@ -17,7 +17,7 @@ from ..engines import ClientStates
 from ..errors import CheckpointError, RunFolderError, SettingsError
 from ..ledger import Ledger
 from ..own import KEPT, own_part
-from ..problem import BilevelProblem, Flat, Problem
+from ..problem import BilevelProblem, Flat, Measured
 from ..record import Checkpoint, RunFolder, Status, flatten_state, status_of, summarise
 from ..settings import choose
 from ..spec import Spec, parse
@@ -129,7 +129,7 @@ class SavedRun:
     def predict(self, inputs: Any) -> Any:
         """What the problem's `predict` says about rows of inputs, at the trained x and y."""
         problem = self._needed("predict")
-        if not isinstance(problem, Problem) or problem.predict is None:
+        if not isinstance(problem, Measured) or problem.predict is None:
             raise SettingsError("the problem of this run has no predict; give it one: Problem(..., predict=...)")
         return problem.predict(self.x, self.y, inputs)
 
@@ -149,7 +149,7 @@ class SavedRun:
         flat: dict[str, Any] = {"flat_x": self.flat_x, "flat_y": self.flat_y}
         if self.problem is None:
             return flat
-        return flatten_state(eqx.filter({"x": self.x, "y": self.y}, eqx.is_array)) | flat
+        return flatten_state({"x": _named(self.x), "y": _named(self.y)}) | flat
 
     @cached_property
     def _checkpoint(self) -> Checkpoint | None:
@@ -215,3 +215,10 @@ def load_run(folder: str | Path, problem: BilevelProblem | None = None) -> Saved
     settings, history = files.settings(), files.history()
     written = files.summary() if files.file("summary.json").exists() else None
     return SavedRun(place, settings, status_of(files.in_use(), history, written), history, problem, written)
+
+
+def _named(tree: Any) -> Any:
+    """The arrays of a pytree, or of a module of PyTorch by the names of its parameters."""
+    if hasattr(tree, "named_parameters"):
+        return {name: np.asarray(value.detach().cpu()) for name, value in tree.named_parameters()}
+    return eqx.filter(tree, eqx.is_array)

@@ -18,7 +18,7 @@ from .. import processes
 from .._divergence import advice
 from .._fitting import check_fit
 from ..algorithms import ALGORITHMS, Algorithm
-from ..data import Clients, Part
+from ..data import Clients, Part, part_from
 from ..engines import ENGINES, AutoSettings, Engine, Fusible
 from ..errors import Diverged, SettingsError, StepError, TooFewReplies
 from ..layers import AttackSettings, ChaosSettings, stacked
@@ -26,7 +26,7 @@ from ..loggers import Logger, Logs, make_logger
 from ..names import address_of
 from ..own import own_part
 from ..privacy import Privacy, Secret, machine_secret, name_in_books
-from ..problem import BilevelProblem, Finding, Measure, Problem, Task, lower_kind, task_with_test
+from ..problem import BilevelProblem, Finding, Measure, Measured, Task, lower_kind, task_with_test
 from ..record import BOOKS, Plan, RunFolder, digest_of
 from ..settings import choose, from_mapping, is_settings, named, to_mapping
 from ..spec import (
@@ -60,7 +60,7 @@ def train(
     privacy: Privacy | Mapping[str, Any] | None = None,
     attack: AttackSettings | Mapping[str, Any] | None = None,
     chaos: ChaosSettings | Mapping[str, Any] | None = None,
-    test: Part | None = None,
+    test: Part | Any = None,
     measure: Measure | None = None,
     measure_train: Measure | None = None,
     finding: Callable[[Array, Array], Finding] | None = None,
@@ -84,10 +84,11 @@ def train(
                     `{"metric": "auc", "at": 0.9}`
     engine          an engine, its name, or a table such as `{"name": "ray", "actors": 4}`; it replaces the engine
                     of `federation`. "auto" is "fused" for small problems if the run can be fused, and else
-                    "simulation"; the summary says which was chosen and why. An engine that is given as an
-                    object is not closed
+                    "simulation"; for a problem that JAX cannot trace, it and the default are "loop". The summary
+                    says which was chosen and why. An engine that is given as an object is not closed
     federation, evaluate, privacy, attack, chaos   the settings of these sections, as objects or as mappings
-    test            rows at the server, on which the problem's metrics are measured
+    test            rows at the server, on which the problem's metrics are measured: a `Part`, an (inputs, targets)
+                    pair, or a data set of PyTorch
     measure         measure(x, y) gives other numbers by name, at the flat vectors x and y
     measure_train   the same on training rows; it is used if `evaluate` has `train = True`
     finding         finding(x, y) says what x means for many things, such as clients; the folder gets it as a
@@ -112,6 +113,7 @@ def train(
     reads and writes the folder, and all of them return the same result.
     """
     rules = section(FederationSettings, federation, "federation")
+    test = None if test is None else part_from(test, "test")
     task = measured(problem, clients, test, measure)._replace(
         measure_train=measure_train, finding=finding, closed=closed
     )
@@ -131,7 +133,7 @@ def train(
             "(measure_train of train, or of the Task)"
         )
     here = engine is None or isinstance(engine, str | Mapping) or engine.capabilities.states is not None
-    if here and isinstance(problem, Problem) and min(clients.capacity) > 0:  # otherwise the data are elsewhere
+    if here and min(clients.capacity) > 0:  # otherwise the data are elsewhere
         check_fit(problem, clients.load(0), test)
     if spec is None and liars.kind == "label-flip":  # `run` gives clients whose labels are flipped already
         raise SettingsError(
@@ -150,11 +152,11 @@ def train(
         chosen = None
         if not (engine is None or isinstance(engine, str | Mapping)):
             base = engine
-        elif isinstance(rules.engine, AutoSettings):
+        elif isinstance(rules.engine, AutoSettings) or (engine is None and rules.must_loop(problem)):
             base, chosen = choose_engine(rules, problem, clients, algorithm, check)
             stack.enter_context(closing(base))
         else:
-            base = stack.enter_context(closing(rules.build(problem, clients)))
+            base = stack.enter_context(closing(rules.build(problem, clients, exactly=engine is not None)))
         if isinstance(base, Fusible):
             check()
         name = None
@@ -336,7 +338,7 @@ def measured(problem: BilevelProblem, clients: Clients, test: Part | None, measu
         )
     if test is None:
         return Task(problem, clients, measure or (lambda x, y: {}))
-    if not isinstance(problem, Problem) or problem.metrics is None:
+    if not isinstance(problem, Measured) or problem.metrics is None:
         raise SettingsError("test has rows, and the problem has no metrics to measure on them; give it metrics")
     own = task_with_test(problem, clients, test)
     if measure is None:

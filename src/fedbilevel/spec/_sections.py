@@ -11,7 +11,7 @@ from pydantic import Field, FiniteFloat
 from .._collection import Weighting
 from ..aggregate import AGGREGATORS, Gather, Rule, WeightedMean, gather_by, quorum
 from ..data import Clients
-from ..engines import ENGINES, MAX_ROWS, Engine, SimulationSettings
+from ..engines import ENGINES, MAX_ROWS, AutoSettings, Engine, LoopSettings, SimulationSettings
 from ..errors import SettingsError, shown
 from ..federation import Cohorts, needed
 from ..names import Names, users_code
@@ -68,14 +68,24 @@ class FederationSettings:
         for name, table in self.choices.items():
             object.__setattr__(self, name, choose(table, getattr(self, name), f"federation.{name}"))
 
-    def build(self, problem: BilevelProblem, clients: Clients) -> Engine:
-        """Build the chosen engine for these clients."""
+    def build(self, problem: BilevelProblem, clients: Clients, *, exactly: bool = False) -> Engine:
+        """Build the chosen engine for these clients.
+
+        The default engine traces steps by JAX. For a problem that cannot be traced it stands for the loop, unless
+        it was chosen `exactly`.
+        """
+        chosen = LoopSettings() if self.must_loop(problem) and not exactly else self.engine
         try:
             with users_code("build raises "):
-                engine: Engine = self.engine.build(problem, clients)
+                engine: Engine = chosen.build(problem, clients)
         except SettingsError as error:
-            raise SettingsError(f"federation.engine.{error}") from None
+            told = str(error)
+            raise SettingsError(told if told.startswith("federation.") else f"federation.engine.{told}") from None
         return engine
+
+    def must_loop(self, problem: BilevelProblem) -> bool:
+        """Whether the engine is the default or left open, and only the loop can run the problem."""
+        return not problem.traceable and self.engine in (SimulationSettings(), AutoSettings())
 
     def policies(self, privacy: Privacy) -> Policies:
         """The policies of the federation: what it tolerates."""

@@ -1,7 +1,7 @@
 """Client steps, their replies, the samples that they use, and the local loops that they are made of."""
 
 from ._ahead import Calls, Moving, Rows, draw_ahead, draw_still, moving_part, still_part, whole
-from ._loops import sgd, svrg, walk
+from ._loops import repeat, sgd, solve, svrg, walk
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, Scalars, W, X, Y, present
 from ._samples import (
     Chance,
@@ -56,7 +56,9 @@ __all__ = [
     "moving_part",
     "place_of",
     "present",
+    "repeat",
     "sgd",
+    "solve",
     "steps_of",
     "still_part",
     "svrg",

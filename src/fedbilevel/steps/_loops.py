@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.sparse.linalg import cg
 
 from ._samples import Draw, Stream
 
@@ -75,15 +76,17 @@ def svrg(
     if isinstance(gradient, KnowsLoops) and (made := gradient.svrg(anchor, q, step, stream)) is not None:
         return made
     chance = stream.draws.chance
-    if not _of_jax(anchor, (stream,)) or (chance is not None and chance.anew):
+    if chance is not None and chance.anew:
 
         def plain(v: PyTree, b: Draw) -> PyTree:
-            return jax.tree.map(
-                lambda w, g, a, c: w - step * (g - a + c), v, gradient(v, b), gradient(anchor, b.apart(1)), q
-            )
+            return _minus(v, step, gradient(v, b), gradient(anchor, b.apart(1)), q)
 
         return walk(plain, anchor, stream)
-    first = jax.tree.map(lambda a, c: jnp.where(stream.active[0], a - step * c, a), anchor, q)
+    traced = _of_jax(anchor, (stream,))
+    if traced:
+        first = jax.tree.map(lambda a, c: jnp.where(stream.active[0], a - step * c, a), anchor, q)
+    else:
+        first = jax.tree.map(lambda a, c: a - step * c, anchor, q) if stream.active[0] else anchor
     rest = jax.tree.map(lambda a: a[1:], stream)
     if stream.active.shape[0] == 1:
         return first
@@ -95,11 +98,45 @@ def svrg(
 
         return walk(corrected, first, rest)
 
+    if not traced:
+        return walk(lambda v, b: _minus(v, step, gradient(v, b), gradient(anchor, b), q), first, rest)
+
     def move(v: PyTree, b: Draw) -> PyTree:
         both = jax.vmap(lambda at: gradient(at, b))(jax.tree.map(lambda w, a: jnp.stack([w, a]), v, anchor))
         return jax.tree.map(lambda w, g, c: w - step * (g[0] - g[1] + c), v, both, q)
 
     return walk(move, first, rest)
+
+
+def _minus(v: PyTree, step: Array | float, here: PyTree, there: PyTree, q: PyTree) -> PyTree:
+    """v - step (here - there + q)"""
+    return jax.tree.map(lambda w, g, a, c: w - step * (g - a + c), v, here, there, q)
+
+
+def repeat(move: Callable[[Any, PyTree], PyTree], start: PyTree, count: Array | int) -> PyTree:
+    """Apply `move(k, value)` for k = 0, ..., count - 1."""
+    if all(isinstance(leaf, Array) for leaf in jax.tree.leaves(start)):
+        return lax.fori_loop(0, count, move, start)
+    for k in range(int(count)):
+        start = move(k, start)
+    return start
+
+
+def solve(product: Callable[[Any], Any], b: Any, products: int) -> Any:
+    """v with H v ≈ b by conjugate gradients from zero, with at most so many products with H."""
+    if isinstance(b, Array):
+        return cg(product, b, maxiter=products)[0]
+    v, r = 0.0 * b, b
+    d, square, enough = r, float((r * r).sum()), 1e-10 * float((b * b).sum())  # where JAX's function ends, too
+    for _ in range(products):
+        if square <= enough:
+            break
+        w = product(d)
+        rate = square / float((d * w).sum())
+        v, r = v + rate * d, r - rate * w
+        before, square = square, float((r * r).sum())
+        d = r + square / before * d
+    return v
 
 
 def sgd(gradient: Callable[[PyTree, Draw], PyTree], start: PyTree, step: Array | float, stream: Stream) -> PyTree:

@@ -107,7 +107,7 @@ class Stream(NamedTuple):
     @property
     def steps(self) -> Any:
         """τ_i, the number of steps of this client."""
-        return jnp.sum(self.active)
+        return int(self.active.sum()) if isinstance(self.active, np.ndarray) else jnp.sum(self.active)
 
 
 def draw(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...data import ClientData, ClientSize
 from ...errors import SettingsError, StepError
-from ...problem import BilevelProblem
+from ...problem import BilevelProblem, constants_of
 from ...steps import place_of
 from .._base import MAX_ROWS, Capabilities
 from .._call import Call
@@ -115,6 +115,8 @@ class Flare:
         sizes = [self.problem.size_x, self.problem.size_y]
         header = {"kind": "hello", "round": 0, "session": self._session, "run": self._run}
         header |= {"sizes": sizes, "noise": self._noise, "spec": self._spec}
+        constants = constants_of(self.problem)
+        header |= {} if constants is None else {"constants": constants}
         self._bound(HEADER_LIMIT)
         delivery = self._send(dict.fromkeys(self.sites, pack(header, {})), self._timeout)
         self._refused = {site: _absent(why) for site, why in delivery.failures.items()}
@@ -123,7 +125,9 @@ class Flare:
             message = _read(data, 0, HEADER_LIMIT)
             try:
                 if isinstance(message, Message):
-                    found[site], self.pids[site] = _welcomed(message, self._max_rows)
+                    size, pid = _welcomed(message, self._max_rows)
+                    constants = _agreed(constants, message.header.get("constants"))
+                    found[site], self.pids[site] = size, pid
                 else:
                     self._refused[site] = message
             except Malformed as error:
@@ -262,6 +266,17 @@ def _welcomed(message: Message, max_rows: int) -> tuple[ClientSize, int]:
             f"it claims more rows than federation.max_rows = {max_rows}; set it higher if that is right"
         )
     return ClientSize(*rows), pid
+
+
+def _agreed(known: str | None, told: Any) -> str | None:
+    """The digest of the numbers that are not trained, which is that of the first site that has such numbers."""
+    if told is None or known is None:
+        return known if told is None else str(told)[:64]
+    if told != known:
+        raise Malformed(
+            "its buffers or frozen weights are not those of the other sites; give all sites the same weights"
+        )
+    return known
 
 
 def _lost(answer: Message | Reason, call: Call) -> set[str]:

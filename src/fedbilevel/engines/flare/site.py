@@ -22,7 +22,7 @@ import numpy as np
 
 from ...data import ClientData, ClientSize
 from ...errors import FedBilevelError, Refused, one_line
-from ...problem import BilevelProblem
+from ...problem import BilevelProblem, constants_of
 from ...rng import KEY_SIZE, Address, Keys, Kind
 from ...steps import PerClient, Step, find_step
 from .._base import Engine
@@ -151,6 +151,12 @@ class Site:
                 f"the site's problem has {ours} parameters of x and y, the server's has {theirs}; "
                 "make the site's [problem] that of the spec"
             )
+        constants, wanted = constants_of(self._problem), message.header.get("constants")
+        if constants is not None and wanted is not None and constants != wanted:
+            raise Malformed(
+                "the site's buffers or frozen weights are not the server's; give both the same weights, for "
+                "example from one file"
+            )
         if message.vectors:
             raise Malformed("a hello has no vectors")
         asked = message.header.get("noise")
@@ -172,7 +178,8 @@ class Site:
             self._run, (self._engine, self._states) = run, self._opened(run)
         self._session, self._shelf, self._last = session, {}, (number, b"")
         rows = list(self._size) if self._noise is None else None  # a private site tells nothing without noise
-        return pack({"kind": "welcome", "round": number, "rows": rows, "pid": os.getpid()}, {})
+        more = {} if constants is None else {"constants": constants}
+        return pack({"kind": "welcome", "round": number, "rows": rows, "pid": os.getpid(), **more}, {})
 
     def _opened(self, run: str) -> tuple[Engine, ClientStates]:
         """The engine for a run, with the states that the site has kept for it."""

@@ -1,10 +1,10 @@
 """The simulation spread over a Ray cluster: the extra `fedbilevel[ray]`.
 
 The cohort is cut into contiguous parts, one for each actor. An actor is a long-lived process with its own
-`Simulation`. All parts have the same size, because the last one is filled up with its last client, so nothing
-compiles twice. Replies come back stacked in the order of the cohort. The federation checks each client's reply as
-with any engine, and adds the parts in a fixed order: with one actor the numbers equal those of `Simulation` bit
-for bit.
+`Simulation`, or a `Loop` if JAX cannot trace the problem. All parts have the same size, because the last one is
+filled up with its last client, so nothing compiles twice. Replies come back stacked in the order of the cohort.
+The federation checks each client's reply as with any engine, and adds the parts in a fixed order: with one actor
+the numbers equal those of `Simulation` bit for bit.
 
 Each version of a held vector is put into Ray's object store once, and goes from there to each node once. A step is
 pure and an actor has only data, so an actor or a node that dies is replaced and asked again, and the numbers do

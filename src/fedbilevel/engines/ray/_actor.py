@@ -1,4 +1,7 @@
-"""An actor: a process that lives long, with a simulation of whichever clients it is asked for."""
+"""An actor: a process that lives long, with a simulation of whichever clients it is asked for.
+
+For a problem that JAX cannot trace it has a `Loop` in place of the simulation.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from ...runtime import cache_programs, keep_memory
 from ...steps import Descriptor, find_step
 from .._call import Call, Held
 from .._statefile import State
+from ..loop import Loop
 from ..simulation import Simulation
 from ._extra import ray
 
@@ -50,7 +54,7 @@ class Worker:
         keep_memory()
         cache_programs()
         self._settings = settings
-        self._simulation: Simulation | None = None
+        self._simulation: Simulation | Loop | None = None
 
     def reply(self, task: list[Any], part: Part, down: tuple[Any, Any], *held: Any) -> Answer:
         """Like `answer`. The task comes with every call because a replaced actor has to read it again."""
@@ -60,10 +64,13 @@ class Worker:
         """Build the simulation before the first round, so that errors appear early."""
         self._prepared(task)
 
-    def _prepared(self, task: list[Any]) -> Simulation:
+    def _prepared(self, task: list[Any]) -> Simulation | Loop:
         if self._simulation is None:
             problem, clients = ray.get(task[0])
-            self._simulation = Simulation(problem, clients, **self._settings)
+            if problem.traceable:
+                self._simulation = Simulation(problem, clients, **self._settings)
+            else:
+                self._simulation = Loop(problem, clients)
         return self._simulation
 
     def whereabouts(self) -> tuple[str, int]:
@@ -71,7 +78,7 @@ class Worker:
         return str(ray.get_runtime_context().get_node_id()), os.getpid()
 
 
-def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> Answer:
+def answer(simulation: Simulation | Loop, part: Part, down: tuple[Any, Any], held: tuple[Any, ...]) -> Answer:
     """The stacked replies of the clients really asked, by field, and what these clients keep."""
     arrays, rows = down
     importlib.import_module(part.step.partition(":")[0])
@@ -84,7 +91,7 @@ def answer(simulation: Simulation, part: Part, down: tuple[Any, Any], held: tupl
     call = Call(
         step=find_step(part.step),
         address=part.address,
-        clients=part.clients,
+        clients=part.clients if simulation.problem.traceable else part.clients[: part.asked],
         held=shelf,
         arrays=arrays,
         constants=part.constants,
