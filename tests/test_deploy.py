@@ -85,4 +85,6 @@ def test_hooks_before_a_commit_are_the_tools_of_the_lint_target() -> None:
 def test_there_is_one_version_and_it_is_the_one_to_cite() -> None:
     cited = read(ROOT / "CITATION.cff")
     assert cited["version"] == fedbilevel.__version__ and cited["license"] == "Apache-2.0"
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == fedbilevel.__version__ and (ROOT / "docs" / "releases" / f"{released[0]}.md").exists()
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]

@@ -87,9 +87,11 @@ def test_a_lost_reply_leaves_no_error_behind() -> None:
     assert left(s.x) < 1e-3
 
 
-def test_adagrad_steps_refuse_the_correction_by_name() -> None:
+def test_what_has_no_correction_refuses_it_by_name() -> None:
     with pytest.raises(fb.SettingsError, match=r"correction = 'saga' is wrong with steps = 'adagrad'"):
         train(corrected(steps="adagrad"), 1)
+    with pytest.raises(fb.SettingsError, match=r"correction = 'saga' is wrong with minimax = true"):
+        train(corrected(minimax=True), 1)
 
 
 # ---------------------------------------------------------------- the pairs

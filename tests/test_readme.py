@@ -93,7 +93,17 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
 
 
 # Whose Python is run, and by whom. Here block by block, or as one program where the blocks belong together.
-HERE = ("extending", "after-the-run", "upper-level", "start", "steps", "engines", "leaderboard", "comparison")
+HERE = (
+    "extending",
+    "after-the-run",
+    "upper-level",
+    "start",
+    "steps",
+    "engines",
+    "leaderboard",
+    "comparison",
+    "torch",
+)
 DEEPER = ("algorithms/local-lower", "learn/hypergradient", "reference/run-folder", "reference/wire")
 SINGLE = ("README.md", "examples/momentum/README.md", *(f"docs/{name}.md" for name in HERE + DEEPER))
 TOGETHER = ("docs/learn/own-problem.md", "docs/theory.md")
@@ -115,6 +125,8 @@ RUN = [
 def test_the_python_of_a_page_runs_as_it_stands(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    for extra in re.findall(r"^from (torch|transformers)\b", code, re.MULTILINE):
+        pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)
     program = compile(code, request.node.name, "exec", dont_inherit=True)  # without the future of this file
     exec(program, {"__name__": "__main__"})

@@ -29,7 +29,7 @@ def test_every_public_class_and_function_has_a_docstring_of_its_own() -> None:
 
 
 def test_every_page_that_the_site_lists_exists() -> None:
-    pages = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    pages = re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text())
     elsewhere = set(re.findall(r'": "([\w-]+\.md)"', (ROOT / "website" / "hooks.py").read_text()))
     made = {page for page in pages if page.startswith("reference/settings-")}
     made |= {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.py")}

@@ -140,6 +140,22 @@ def test_sites_have_their_names_and_a_failed_job_its_reason(tmp_path: Path) -> N
     assert "a site died" in page and "<td>under way</td>" in page
 
 
+def test_nobody_is_called_well_before_anything_was_heard(tmp_path: Path) -> None:
+    folder = made(tmp_path / "run", history=[])
+    with locked(folder):
+        page = run_main(glance(folder), 0.0)
+    assert "not heard of yet" in page and "all well" not in page and "<h2>Clients</h2></section>" not in page
+
+
+def test_clients_that_are_well_again_do_not_hide_the_ledger(tmp_path: Path) -> None:
+    refused = {str(client): {"late": 1} for client in range(40)}
+    ledger = {"steps": summary()["ledger"], "probes": {}, "rejected": {"gradients": refused}}
+    folder = made(tmp_path / "run", history=[line(9)])
+    checkpoint(folder, ledger, iteration=9)
+    page = run_main(glance(folder), 0.0)
+    assert page.count("<td>well again</td>") == 5 and "35 more clients had replies rejected" in page
+
+
 def test_privacy_that_is_spent_is_told(tmp_path: Path) -> None:
     history = [line(i, epsilon=1.0 + i) for i in range(4)]
     settings = "[privacy]\nmode = 'central'\nnoise = 2.0\n"

@@ -162,11 +162,11 @@ async def check(site: Path, shots: Path | None, kept: list[str]) -> list[str]:
                 ]
                 if shots is not None and name in kept:
                     await page.shot(shots / f"{name.replace('/', '-')[:-5]}-{width}-{scheme}.png")
-        await page.open((site / "index.html").as_uri())
         for word, expected in {
             "hypergradient": "learn/hypergradient.html",
             "TrimmedMean": "reference/api.html",
         }.items():
+            await page.open((site / "index.html").as_uri())
             found = await page.value(SEARCH.replace("WORD", word))
             if not any(expected in address for address in found):
                 faults.append(f"a search for {word} finds {found[:5]}, and not {expected}")

@@ -37,6 +37,7 @@ SECONDS = 3.2  # of a round
 ABSENT = 3  # the client that is not in the cohort of this iteration
 CLIENTS = (90, 210, 330, 450)  # their middles
 SERVER, DEVICES = (270, 78), 300  # the middle of the server, and the height of the clients
+SPREAD = 64  # between packets at the server
 LIST = 560  # where the list of rounds begins
 MOVES = """
 .round { opacity: 0; animation: shown TOTALs steps(1, end) infinite; }
@@ -111,9 +112,10 @@ def _one(one: dict[str, Any]) -> Iterator[str]:
     for i, x in enumerate(CLIENTS):
         if i == ABSENT:
             continue
-        dx, dy = x - SERVER[0], DEVICES - 34 - (SERVER[1] + 30)
+        start = SERVER[0] + SPREAD * (i - 1)
+        dx, dy = x - start, DEVICES - 34 - (SERVER[1] + 30)
         down, up = _pretty(one["down"]), _pretty(one["up"])
-        yield _packet("down", SERVER[0], SERVER[1] + 30, dx, dy, down)
+        yield _packet("down", start, SERVER[1] + 30, dx, dy, down)
         yield _packet("up", x, DEVICES - 34, -dx, -dy, up)
     yield f'<g class="work">{_text(SERVER[0] - 60, DEVICES + 66, one["client"], "title", "middle")}</g>'
     back = _pretty(one["up"])

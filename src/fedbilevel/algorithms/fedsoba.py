@@ -134,8 +134,8 @@ class FedSOBA(SingleLoop):
             )
         if self.minimax and self.correction == "saga":
             raise SettingsError(
-                "correction = 'saga' is wrong with minimax = true: it corrects all three directions, and here v is "
-                "not sent; use correction = 'none'"
+                "correction = 'saga' is wrong with minimax = true: it corrects three directions, and that of v is "
+                "not sent there; use correction = 'none'"
             )
         if self.steps == "adagrad" and self.correction == "saga":
             raise SettingsError(

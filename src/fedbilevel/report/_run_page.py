@@ -30,6 +30,7 @@ from ._plot import line_plot
 NAMES = {"under way": "Under way", "finished": "Finished", "failed": "Failed", "interrupted": "Interrupted"}
 CHARTS = 9  # small curves; other metrics are in the history
 PATIENTS = 50  # rows of clients that are not well
+RECOVERED = 5  # rows of clients that are well again
 CELLS = 400  # with more clients, no cell is drawn for each
 REASONS = 30  # rows of rejected replies
 SETTINGS = 300  # rows of settings
@@ -218,7 +219,14 @@ def _people(look: Glance, clinic: Clinic) -> str:
     if clinic.faltering:
         return _tile(word, f"{clinic.faltering:,} {known} faltering", note, "warn")
     count = "" if clinic.count is None else f"{clinic.count:,} {word.lower()}; "
+    if _unheard(look):
+        return _tile(word, "not heard of yet", f"{count}no reply so far has been noted")
     return _tile(word, "all well", f"{count}{note}", "good")
+
+
+def _unheard(look: Glance) -> bool:
+    """Whether nobody can say yet how the clients are, because the run only begins."""
+    return not look.history and look.status == "under way"
 
 
 def _notices(look: Glance, pace: Pace) -> str:
@@ -298,7 +306,11 @@ def _other_curves(look: Glance, metric: str | None) -> str:
 
 def _clients(clinic: Clinic, look: Glance) -> str:
     heading = "Sites" if look.federation is not None else "Clients"
+    if _unheard(look):
+        return ""
     cells = _cells(clinic, look)
+    ill = [each for each in clinic.patients if each.state is not State.RECOVERED][:PATIENTS]
+    shown = ill + [each for each in clinic.patients if each.state is State.RECOVERED][:RECOVERED]
     rows = [
         {
             heading[:-1].lower(): each.name,
@@ -307,16 +319,17 @@ def _clients(clinic: Clinic, look: Glance) -> str:
             "why": each.why,
             "in its own words": each.said,
         }
-        for each in clinic.patients[:PATIENTS]
+        for each in shown
     ]
     if not cells and not rows:
         return ""
-    if not any(each.said for each in clinic.patients[:PATIENTS]):
+    if not any(each.said for each in shown):
         rows = [{key: value for key, value in row.items() if key != "in its own words"} for row in rows]
-    more = len(clinic.patients) - PATIENTS
+    more = len(clinic.patients) - len(shown)
     left = f'<p class="note">{more:,} more clients had replies rejected.</p>' if more > 0 else ""
     told = _as_of(look) if rows else ""
-    table = html_table(rows) if rows else '<p class="note">No reply of any client was rejected.</p>'
+    nobody = f'<p class="note">No reply of any {heading[:-1].lower()} was rejected.</p>'
+    table = html_table(rows) if rows else nobody
     return f"<section><h2>{heading}</h2>{cells}{table}{left}{told}</section>"
 
 
