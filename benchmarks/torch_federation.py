@@ -3,14 +3,16 @@
     python benchmarks/torch_federation.py [--small]
 
 The preset `sites` (non-i.i.d. MNIST) with all sites in every round. The TOML of two sites names the problem of
-torch_site.py in place of the library's. After some rounds one of them is killed with all of its processes; it is
-started again, and the run goes on from its last checkpoint. `--small` takes the digits of scikit-learn.
+torch_site.py in place of the library's. After some rounds the process of one of them is killed; it is started
+again, and the run goes on from its last checkpoint. `--small` takes the digits of scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -57,8 +59,9 @@ def run(folder: Path, spec: Spec, kill_after: int | None) -> tuple[fb.Result, Lo
 
         def kill() -> None:
             while not over.wait(0.2):
-                if audit.exists() and audit.read_text().count('"what": "step"') >= (kill_after or 0):
-                    local.kill(VICTIM)
+                lines = audit.read_text().splitlines() if audit.exists() else []
+                if sum('"what": "step"' in line for line in lines) >= (kill_after or 0):
+                    os.kill(json.loads(lines[-1])["pid"], signal.SIGKILL)  # the process that computes for the job
                     print(f"killed {VICTIM} after {kill_after} of its steps", flush=True)
                     return
 
