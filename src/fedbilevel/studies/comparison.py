@@ -362,7 +362,7 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         raise SettingsError(f"{name}: every run diverged; its page has no picture")
     draw_controls(
         compared,
-        [column.label for column in application.columns],
+        list(dict.fromkeys(each.column for each in compared)),
         _words(application.metric),
         is_share(application.metric),
         application.title,
