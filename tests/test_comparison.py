@@ -146,7 +146,8 @@ def test_the_verdict_names_the_columns_in_which_bilevel_is_behind_and_leaves_the
     )
     behind = verdict(made, [cell(weights, 0.8), cell(alike, 0.7), cell(median, 0.81)])
     assert behind == (
-        "Bilevel is behind its best control in 1 of 1 columns: half bad by 1.00 points (weights against median)."
+        "Bilevel is behind its best control in 1 of 1 columns: "
+        "half bad by 1.00 points, less than a deviation (weights against median)."
     )
 
 

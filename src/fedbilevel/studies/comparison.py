@@ -197,7 +197,10 @@ def _end(runs: Runs, spec: Spec, metric: str) -> float | None:
 
 
 def verdict(application: Application, cells: Sequence[Cell]) -> str:
-    """Where a bilevel method is behind the best control, and where it is ahead. An oracle is no control."""
+    """Where a bilevel method is behind the best control, and where it is ahead. An oracle is no control.
+
+    A column in which a control is missing does not count as one in which bilevel is ahead.
+    """
     metric, ahead, behind, waiting = application.metric, list[str](), list[str](), list[str]()
     for column in application.columns:
         here = [cell for cell in cells if cell.column == column and cell.mean(metric) is not None]
@@ -206,7 +209,10 @@ def verdict(application: Application, cells: Sequence[Cell]) -> str:
         if own is None or control is None:
             continue
         apart = abs(own.mean(metric) - control.mean(metric))  # type: ignore[operator]
-        text = f"{column.label} by {_difference(apart, metric)} ({own.row.label} against {control.row.label})"
+        little = ", less than a deviation" if apart < max(own.deviation(metric), control.deviation(metric)) else ""
+        text = (
+            f"{column.label} by {_difference(apart, metric)}{little} ({own.row.label} against {control.row.label})"
+        )
         won = better(own.mean(metric), control.mean(metric), application.mode)  # type: ignore[arg-type]
         missing = any(cell.missing and cell.row.kind != "oracle" for cell in cells if cell.column == column)
         (behind if not won else waiting if missing else ahead).append(text)
@@ -356,7 +362,7 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         raise SettingsError(f"{name}: every run diverged; its page has no picture")
     draw_controls(
         compared,
-        [column.label for column in application.columns],
+        list(dict.fromkeys(each.column for each in compared)),
         _words(application.metric),
         is_share(application.metric),
         application.title,
