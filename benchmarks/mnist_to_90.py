@@ -31,8 +31,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedsoba": dict(name="fedsoba", alpha=1.0, beta=0.1, momentum=0.5),
     "fed-f2sa": dict(name="fed-f2sa", alpha=1.0, beta=0.1),
     "fbo-aggitd": dict(name="fbo-aggitd", alpha=0.2, upper_steps=5),
-    "fednest": dict(name="fednest", alpha=0.2, upper_steps=5),
-    "lfednest": dict(name="lfednest", alpha=0.05, upper_steps=5),
+    "fednest": dict(name="fednest", alpha=0.2, upper_steps=5, T=1),  # with T = 5 it diverges
+    "lfednest": dict(name="lfednest", alpha=0.01, upper_steps=5, T=1),  # with 0.05 and T = 5 it diverges
 }
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="*", default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=600)
     arguments = parser.parse_args()
     prepare_runtime()
     print("| method | reached | rounds | MB | seconds of training |\n|---|---|---|---|---|")
