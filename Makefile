@@ -16,8 +16,9 @@ PIP := --quiet --disable-pip-version-check
 WORKERS = -n $(1) --dist loadfile --no-loadscope-reorder
 # The tests compile their programs with less optimisation than users do (tests/conftest.py). These files run with XLA's own
 # settings, because what they compare to the last bits is promised to users: the golden trace, the engines with each other,
-# and a federation and a cluster with the loop and the simulation.
-USERS := $(patsubst %,tests/test_%.py,flare ray engines golden)
+# and a federation and a cluster with the loop and the simulation. The last three start federations, too, for which they wait
+# as those do, so both parts take about as long.
+USERS := $(patsubst %,tests/test_%.py,flare ray engines golden example doors torch_federation)
 OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE

@@ -129,7 +129,7 @@ def test_a_line_shows_the_accuracy_that_its_run_names_over_the_window_of_its_spe
     ]
     assert [row["rounds_to_90"] for row in rows] == [None, 5.0]
     assert "over the last 25 rounds" in (tmp_path / "both.md").read_text()
-    assert "AggITD, training rows" in (tmp_path / "both.svg").read_text().replace("<!-- ", "")
+    assert "on training rows" in (tmp_path / "both.svg").read_text().replace("<!-- ", "")
 
 
 @pytest.fixture
