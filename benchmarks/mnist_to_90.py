@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedsoba": dict(name="fedsoba", alpha=1.0, beta=0.1, momentum=0.5),
     "fed-f2sa": dict(name="fed-f2sa", alpha=1.0, beta=0.1),
     "fbo-aggitd": dict(name="fbo-aggitd", alpha=0.2, upper_steps=5),
+    "naive-itd": dict(name="naive-itd", alpha=0.2, upper_steps=5),
     "fednest": dict(name="fednest", alpha=0.2, upper_steps=5, T=1),  # with T = 5 it diverges
     "lfednest": dict(name="lfednest", alpha=0.01, upper_steps=5, T=1),  # with 0.05 and T = 5 it diverges
 }
