@@ -209,7 +209,16 @@ class LeNetBody(eqx.Module):
         self.shape = shape
 
     def __call__(self, rows: Array) -> Array:
-        return self.dense(_in_blocks(self._convolve, rows, BLOCK // self.convolutions[0].numbers(self.shape)))
+        return self.dense(_in_blocks(self._convolve, rows, self.block(rows.shape[0])))
+
+    def block(self, rows: int) -> int:
+        """How many rows are convolved at once: a multiple of LANES whose patches stay in the caches.
+
+        Of the sizes that do, it is the one for which the fewest zeros are added behind the rows.
+        """
+        most = BLOCK // self.convolutions[0].numbers(self.shape)
+        sizes = range(max(1, most // LANES) * LANES, 0, -LANES)
+        return min(sizes, key=lambda size: -rows % size)  # the first, and so the largest, of equals
 
     def _convolve(self, rows: Array) -> Array:
         images = rows.reshape(rows.shape[0], *self.shape).transpose(3, 1, 2, 0)
@@ -218,14 +227,9 @@ class LeNetBody(eqx.Module):
         return images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1)
 
 
-def _in_blocks(function: Callable[[Array], Array], rows: Array, most: int) -> Array:
-    """function(rows), block by block, with zeros behind the rows in the last block.
-
-    The size of a block is a multiple of LANES, and of those up to `most` the one that needs the fewest zeros.
-    """
+def _in_blocks(function: Callable[[Array], Array], rows: Array, size: int) -> Array:
+    """function(rows), block by block of so many rows, with zeros behind the rows in the last block."""
     count = rows.shape[0]
-    sizes = range(max(1, most // LANES) * LANES, 0, -LANES)
-    size = min(sizes, key=lambda size: -count % size)  # the first, and so the largest, of equals
     if count <= size:
         return function(rows)
     padded = jnp.pad(rows, ((0, -count % size), (0, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import sys
@@ -53,6 +54,16 @@ def cache_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache_path("fedbilevel") / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def forget_programs() -> None:
+    """Let JAX forget the programs of this process, and with them the data that they were made for.
+
+    Every run has programs of its own, so a process that does many runs would otherwise hold the data of all of
+    them.
+    """
+    jax.clear_caches()
+    gc.collect()
 
 
 def peak_memory() -> int:

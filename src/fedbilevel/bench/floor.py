@@ -8,7 +8,9 @@ There are three kinds of products. `needs` says how many of each a method has.
 
 A pass of the MLP's body is one product, (rows x inputs)(inputs x hidden). A convolution is a product with
 patches that are given, since cutting the patches is not counted. Activations, pooling, softmax, sums and the
-gathering of rows are not counted either.
+gathering of rows are not counted either. The products of convolutions have the shapes that are the fastest ones we
+know (`models.Convolution`): the four outputs that pooling compares together, in blocks of rows that stay in the
+caches. `flop` counts them without the zeros of the larger kernel.
 
 For FBO-AggITD the passes of every client of the cohort are
 
@@ -30,6 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..models import LeNetBody
 from .cases import BATCH, CLASSES, HIDDEN, Case
 
 LARGEST = 100  # the number of clients whose operands are held at once
@@ -125,63 +128,114 @@ def flop(case: Case) -> int:
 def floor(case: Case) -> Callable[[], object]:
     """Return a function that computes the products of one outer iteration.
 
-    They are batched over the clients for the MLP and computed client by client for the CNN. Each model uses the
-    faster of the two orientations, which is rows x features for the MLP and features x places for the CNN. All
-    chunks share the operands, and for the CNN all clients share them. Minibatch steps are batched over the clients
-    of a device, on every device at the same time, as in our own iteration.
+    They are batched over the clients for the MLP. The CNN's are computed client by client, on every device at the
+    same time, as in our own iteration.
     """
-    wide = case.model == "cnn"
-    clients = 1 if wide else min(case.cohort, LARGEST)
+    if case.model == "mlp":
+        return _of_batches(case, min(case.cohort, LARGEST))
+    clients = [_of_client(case, device) for device in jax.local_devices()]
+    return lambda: jax.block_until_ready([clients[i % len(clients)]() for i in range(case.cohort)])
+
+
+def _of_batches(case: Case, clients: int) -> Callable[[], object]:
+    """The products of the MLP for so many clients at once. All batches of clients share the operands."""
     key, need = jax.random.key(0), needs(case)
+    (layer,) = layers(case)
 
-    def operand(rows: int, features: int) -> Array:
-        return jax.random.normal(key, (features, rows) if wide else (clients, rows, features))
-
-    def operands(rows: int) -> list[tuple[Array, Array]]:
-        return [
-            (operand(rows * layer.places, layer.inner), operand(rows * layer.places, layer.outer))
-            for layer in layers(case)
-        ]
-
-    def forward(a: list[tuple[Array, Array]], ws: list[Array]) -> list[Array]:
-        return [w @ rows if wide else rows @ w for (rows, _), w in zip(a, ws, strict=True)]
-
-    def backward(a: list[tuple[Array, Array]], ws: list[Array]) -> list[Array]:
-        made = [rows @ d.T if wide else rows.mT @ d for rows, d in a]
-        wanted = [(d, w) for (_, d), w, layer in zip(a, ws, layers(case), strict=True) if layer.inner_gradient]
-        return made + [w.T @ d if wide else d @ w.mT for d, w in wanted]
+    def operands(rows: int) -> tuple[Array, Array]:
+        return tuple(jax.random.normal(key, (clients, rows, size)) for size in (layer.inner, layer.outer))  # type: ignore[return-value]
 
     lower, upper = operands(case.lower), operands(case.upper)
-    own = [operand(layer.inner, layer.outer) for layer in layers(case)]
-    ahead, back = jax.jit(forward), jax.jit(backward)
-    small = jax.jit(lambda rows, ws: lax.map(lambda w: w @ rows.mT, ws))
-    heads = [
-        (jax.random.normal(key, (clients, rows, i)), jax.random.normal(key, (count, clients, o, i)))
-        for rows, count in ((case.lower, need.head_lower), (case.upper, need.head_upper))
-        for i, o in head(case)
-    ]
-    steps = minibatch_steps(case, clients) if need.rounds else None
+    own = jax.random.normal(key, (clients, layer.inner, layer.outer))
+    ahead, back = jax.jit(lambda part, w: part[0] @ w), jax.jit(lambda part: part[0].mT @ part[1])
+    heads, steps = _head_products(case, clients), _step_products(case, clients)
 
     def products() -> None:
         for _ in range(case.cohort // clients):
             made = list[object]()
             for part, (forwards, backwards) in ((lower, need.lower), (upper, need.upper)):
-                made += [ahead(part, own) for _ in range(forwards)] + [back(part, own) for _ in range(backwards)]
-            made += [small(rows, ws) for rows, ws in heads]
-            if steps is not None:
-                made += [steps() for _ in range(need.rounds)]
-            jax.block_until_ready(made)
+                made += [ahead(part, own) for _ in range(forwards)] + [back(part) for _ in range(backwards)]
+            jax.block_until_ready((made, heads(), steps()))
 
     return products
 
 
-def minibatch_steps(case: Case, clients: int) -> Callable[[], list[Array]]:
-    """Return a function that computes the products of a round of minibatch steps.
+def _of_client(case: Case, device: jax.Device) -> Callable[[], object]:
+    """The products of the CNN for one client, on a device."""
+    need = needs(case)
+    with jax.default_device(device):
+        passes = [(_passes(case, case.lower), need.lower), (_passes(case, case.upper), need.upper)]
+        heads, steps = _head_products(case, 1), _step_products(case, 1, device)
+
+    def products() -> object:
+        made = list[object]()
+        for (ahead, back), (forwards, backwards) in passes:
+            made += [ahead() for _ in range(forwards)] + [back() for _ in range(backwards)]
+        return made, heads(), steps()
+
+    return products
+
+
+def _passes(case: Case, rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A forward and a backward pass of the CNN's body on so many rows.
+
+    The patches of a block are the same in all blocks, so they stay in the caches, as patches do that have just
+    been cut. A result is summed up, so that it is not written to memory either.
+    """
+    key, body = jax.random.key(0), case.network.body
+    assert isinstance(body, LeNetBody)
+    size = min(body.block(rows), rows)
+    blocks = -(-rows // size)
+
+    def operands(layer: Product) -> tuple[Array, Array, Array]:
+        """Patches of a block, and of every block the kernel and the derivative of its outputs."""
+        inner, outer, width, turns = layer.inner, layer.outer, layer.places * size, blocks
+        if layer.places == 1:  # a dense layer has all rows at once
+            width, turns = rows, 1
+        else:  # (5 x 5 pixels to an output) becomes (6 x 6 pixels to four outputs)
+            inner, outer, width = inner * 36 // 25, 4 * outer, width // 4
+        shapes = (inner, width), (turns, outer, inner), (turns, outer, width)
+        return tuple(jax.random.normal(key, shape) for shape in shapes)  # type: ignore[return-value]
+
+    def forward(patches: Array, kernels: Array) -> Array:
+        return lax.map(lambda kernel: jnp.sum(kernel @ patches, axis=0), kernels)
+
+    def backward(layer: Product, patches: Array, kernels: Array, changes: Array) -> tuple[Array, Array | None]:
+        def block(total: Array, each: tuple[Array, Array]) -> tuple[Array, Array | None]:
+            kernel, change = each
+            by_input = jnp.sum(kernel.T @ change, axis=0) if layer.inner_gradient else None
+            return total + patches @ change.T, by_input
+
+        return lax.scan(block, jnp.zeros((patches.shape[0], changes.shape[1])), (kernels, changes))
+
+    given = [(layer, *operands(layer)) for layer in layers(case)]
+    ahead = jax.jit(lambda given: [forward(patches, kernels) for patches, kernels, _ in given])
+    back = jax.jit(lambda given: [backward(layer, *each) for layer, each in zip(layers(case), given, strict=True)])
+    arrays = [tuple(each) for _, *each in given]
+    return (lambda: ahead(arrays)), (lambda: back(arrays))
+
+
+def _head_products(case: Case, clients: int) -> Callable[[], object]:
+    """The products of all rows with arrays of the size of the head."""
+    key, need = jax.random.key(0), needs(case)
+    given = [
+        (jax.random.normal(key, (clients, rows, i)), jax.random.normal(key, (count, clients, o, i)))
+        for rows, count in ((case.lower, need.head_lower), (case.upper, need.head_upper))
+        for i, o in head(case)
+    ]
+    product = jax.jit(lambda rows, ws: lax.map(lambda w: w @ rows.mT, ws))
+    return lambda: [product(rows, ws) for rows, ws in given]
+
+
+def _step_products(case: Case, clients: int, device: jax.Device | None = None) -> Callable[[], object]:
+    """The products of all rounds of minibatch steps, on one device or the clients spread over all of them.
 
     Every step adds its product to the head, so that the next one has to wait for it.
     """
-    devices = jax.local_devices() if clients % len(jax.local_devices()) == 0 else jax.local_devices()[:1]
-    share, key = clients // len(devices), jax.random.key(0)
+    devices = jax.local_devices()
+    if device is not None or clients % len(devices) != 0:
+        devices = [device or devices[0]]
+    share, key, rounds = clients // len(devices), jax.random.key(0), needs(case).rounds
 
     def put(device: jax.Device) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         starts = tuple(jax.random.normal(key, (share, o, i)) for i, o in head(case))
@@ -196,7 +250,7 @@ def minibatch_steps(case: Case, clients: int) -> Callable[[], list[Array]]:
         return lax.scan(step, starts, rows)[0]
 
     given = [put(device) for device in devices]
-    return lambda: jax.tree.leaves([run(*each) for each in given])
+    return lambda: [run(*each) for _ in range(rounds) for each in given]
 
 
 def _move(w: Array, rows: Array, products: int) -> Array:

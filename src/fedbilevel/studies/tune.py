@@ -20,6 +20,7 @@ from ..files import results_folder
 from ..record import Mode, direction, in_window
 from ..report import markdown_table
 from ..run import metrics_of, run_many
+from ..runtime import forget_programs
 from ..spec import Spec, load_spec, parse_value
 from .runner import Runs, longest_of_each, run_all
 
@@ -132,6 +133,7 @@ def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, d
         results_folder(runs.folder, "--runs")
         console.print(f"{len(waiting)} runs, many in one program")
         run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()], draw=draw)
+        forget_programs()
     others = [s for s in specs if not isinstance(s.federation.engine, FusedSettings)]
     run_all(others, runs, jobs=jobs, console=console)
 

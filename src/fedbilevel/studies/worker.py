@@ -6,17 +6,14 @@ a run folder. It answers each on its standard output when the run has ended.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 from pathlib import Path
 
-import jax
-
 from ..errors import FedBilevelError
 from ..run import run
-from ..runtime import forget_peak, peak_memory, prepare_runtime
+from ..runtime import forget_peak, forget_programs, peak_memory, prepare_runtime
 from ..spec import load_spec
 
 
@@ -29,8 +26,7 @@ def main() -> None:
         file, folder = json.loads(line)
         forget_peak()
         complaint = _complaint(file, Path(folder))
-        jax.clear_caches()
-        gc.collect()
+        forget_programs()
         answers.write(json.dumps({"complaint": complaint, "megabytes": peak_memory()}) + "\n")
 
 
