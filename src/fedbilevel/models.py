@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -209,7 +209,7 @@ class LeNetBody(eqx.Module):
         self.shape = shape
 
     def __call__(self, rows: Array) -> Array:
-        return self.dense(_in_blocks(self._convolve, rows, BLOCK // self.convolutions[0].numbers(self.shape)))
+        return self.dense(in_blocks(self._convolve, rows, BLOCK // self.convolutions[0].numbers(self.shape)))
 
     def _convolve(self, rows: Array) -> Array:
         images = rows.reshape(rows.shape[0], *self.shape).transpose(3, 1, 2, 0)
@@ -218,19 +218,23 @@ class LeNetBody(eqx.Module):
         return images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1)
 
 
-def _in_blocks(function: Callable[[Array], Array], rows: Array, most: int) -> Array:
-    """function(rows), block by block, with zeros behind the rows in the last block.
+def in_blocks(function: Callable[[Any], Any], rows: Any, most: int) -> Any:
+    """function(rows), block by block, with copies of the last row behind the rows in the last block.
 
-    The size of a block is a multiple of LANES, and of those up to `most` the one that needs the fewest zeros.
+    The size of a block is a multiple of LANES, and of those up to `most` the one that needs the fewest copies.
     """
-    count = rows.shape[0]
+    count = len(jax.tree.leaves(rows)[0])
     sizes = range(max(1, most // LANES) * LANES, 0, -LANES)
     size = min(sizes, key=lambda size: -count % size)  # the first, and so the largest, of equals
     if count <= size:
         return function(rows)
-    padded = jnp.pad(rows, ((0, -count % size), (0, 0)))
-    made = lax.map(function, padded.reshape(-1, size, rows.shape[1]))
-    return made.reshape(len(padded), -1)[:count]
+
+    def cut(a: Array) -> Array:
+        padded = jnp.pad(a, ((0, -count % size), *((0, 0),) * (a.ndim - 1)), mode="edge")
+        return padded.reshape(-1, size, *a.shape[1:])
+
+    made = lax.map(function, jax.tree.map(cut, rows))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], made)
 
 
 def mlp(inputs: int, hidden: int, classes: int, *, key: Array) -> TwoHalves:

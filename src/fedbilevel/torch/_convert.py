@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,17 +27,20 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
+from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from ..batch import Batch
 from ..errors import FedBilevelError, SettingsError, one_line
-from ..models import convolve
+from ..models import LANES, in_blocks
 from ..problem import Over
+from ._images import convolution, max_pool
 from ._oracle import Losses
 from ._parameters import Parameters, Rows, computing
 
 PyTree = Any
 OUT = "leave convert out"
+CONVOLUTION = torch.ops.aten.convolution
 MEAN = 1  # PyTorch's number for reduction = "mean"
 
 
@@ -53,7 +56,8 @@ class Converted:
         self._problem, self.flat_y, self.embed = problem, flat_y, problem.embed
         self._torchax = _torchax()
         self._losses, self._features = self._environment(), self._environment()
-        self._features.override_op_definition(torch.ops.aten.convolution, self._convolution)
+        usual = self._torchax.registry.all_aten_ops[CONVOLUTION].func
+        self._features.override_op_definition(CONVOLUTION, self._on_arrays(convolution(usual)))
         self._body, self._head = (self._with_constants(group) for group in (problem.body, problem.head))
         self._groups = {"x": self._body, "y": self._head}
 
@@ -67,9 +71,13 @@ class Converted:
         """embed(x, inputs) for a flat x; the inputs themselves when the problem has no `embed`."""
         if self.embed is None:
             return inputs
-        with self._running("embed", self._features, (self._body, x)):
-            made = self.embed(self._body.module, self._tensors(inputs))
-            return jax.tree.map(_array, made)
+
+        def embed(rows: PyTree) -> PyTree:
+            with self._running("embed", self._features, (self._body, x)):
+                return jax.tree.map(_array, self.embed(self._body.module, self._tensors(rows)))
+
+        blocks = self.over == "map" and jax.default_backend() == "cpu"  # patches of a block stay in the caches
+        return in_blocks(embed, inputs, LANES) if blocks else embed(inputs)
 
     def loss(self, level: str, x: Array, y: Array, batch: Batch) -> Array:
         """The mean over the rows of a loss at flat vectors."""
@@ -105,7 +113,18 @@ class Converted:
         """An environment of torchax of its own, so that one of the user stays as it is."""
         made = self._torchax.tensor.Environment()
         made.override_op_definition(torch.ops.aten.nll_loss_forward, _nll_loss)
+        usual = self._torchax.registry.all_torch_functions[F.max_pool2d].func
+        made.override_op_definition(F.max_pool2d, self._on_arrays(max_pool(usual)))
         return made
+
+    def _on_arrays(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of arrays as one of tensors."""
+
+        def on_tensors(*given: Any, **named: Any) -> Any:
+            arrays, more = jax.tree.map(_array, (given, named))
+            return self._tensors(function(*arrays, **more))
+
+        return on_tensors
 
     def _tensor(self, a: Any) -> Any:
         """An array as PyTorch's losses expect it: float32, or whole numbers, which JAX has with 32 bits."""
@@ -186,41 +205,12 @@ class Converted:
             trace = trace.tb_next
         return operation, module
 
-    def _convolution(
-        self,
-        images: Any,
-        kernel: Any,
-        bias: Any,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-    ) -> Any:
-        """A convolution in `embed`, as a matrix times patches where the one of `models.py` fits.
-
-        That one has first derivatives only, and `embed` needs no others.
-        """
-        plain = not transposed and groups == 1 and set(stride) | set(dilation) == {1}
-        if not plain or kernel.ndim != 4 or images.ndim != 4 or kernel.shape[2] != kernel.shape[3]:
-            usual = self._losses._ops[torch.ops.aten.convolution].func
-            own = images, kernel, bias, stride, padding, dilation, transposed, output_padding, groups
-            return self._tensor(usual(*(_array(each) for each in own)))
-        a, k = _array(images), _array(kernel)
-        count, side = len(a), k.shape[2]
-        a = jnp.pad(a, ((0, 0), (0, 0), *((p, p) for p in padding))).transpose(1, 2, 3, 0)
-        made = convolve(k.transpose(2, 3, 1, 0).reshape(-1, len(k)), a, side)
-        if bias is not None:
-            made = made + _array(bias)[:, None]
-        height, width = (size - side + 1 for size in a.shape[1:3])
-        return self._tensor(made.reshape(len(k), height, width, count).transpose(3, 0, 1, 2))
-
 
 class _Names(NamedTuple):
     """What is used of torchax, which is imported only for a conversion."""
 
     tensor: Any
+    registry: Any
 
 
 def _torchax() -> _Names:
@@ -228,6 +218,7 @@ def _torchax() -> _Names:
     os.environ.setdefault("ENABLE_RUNTIME_UPTIME_TELEMETRY", "0")  # torchax would set it to 1
     try:
         from torchax import tensor
+        from torchax.ops import ops_registry
     except ImportError:
         raise SettingsError(
             f"convert = True needs an extra: pip install 'fedbilevel[torchax]', or {OUT}"
@@ -237,7 +228,7 @@ def _torchax() -> _Names:
             f"convert = True is wrong here: this torchax cannot be imported with PyTorch {torch.__version__} "
             f"({one_line(str(error), 100)}); pip install 'fedbilevel[torchax]', or {OUT}"
         ) from None
-    return _Names(tensor)
+    return _Names(tensor, ops_registry)
 
 
 def _array(value: Any) -> Any:

@@ -217,11 +217,18 @@ class TorchProblem:
         check_means(self, "lower", data.lower)
         check_means(self, "upper", data.upper)
         check_agreement(self, converted, data)
-        if self.metrics is not None and data.test is not None:
-            check_means(self, "metrics", data.test)
-        for rows in (test, data.test):
-            if self.metrics is not None and rows is not None:
-                check_metrics(self, converted, rows)
+        if data.test is not None:
+            self._check_metrics(converted, data.test, padded=True)
+        if test is not None:
+            self._check_metrics(converted, test, padded=False)
+
+    def _check_metrics(self, converted: Converted, test: Part, padded: bool) -> None:
+        """The same for the metrics; those on rows with padding have to be means over rows."""
+        if self.metrics is None:
+            return
+        if padded:
+            check_means(self, "metrics", test)
+        check_metrics(self, converted, test)
 
     def metric_names(self, test: Part) -> tuple[str, ...]:
         """The names of the metrics; raises unless they fit the rows and are single numbers."""
