@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from fedbilevel.data import ClientData, Part  # noqa: E402
+from fedbilevel.spec import parse  # noqa: E402
 from fedbilevel.torch import TorchProblem  # noqa: E402
 from fedbilevel.torch._agreement import check_means, differences  # noqa: E402
 from torch_cases import (  # noqa: E402
@@ -373,3 +375,35 @@ def test_without_torchax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         fb.SettingsError, match=r"convert = True needs an extra: pip install 'fedbilevel\[torchax\]'"
     ):
         torch_problem(convert=True)
+
+
+@pytest.mark.slow
+def test_a_spec_runs_a_converted_problem_in_the_simulation_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    text = "import fedbilevel as fb\nfrom torch_cases import clients, torch_problem\n\n"
+    text += "def make(convert):\n    return fb.Task(torch_problem(convert=convert), clients())\n"
+    (tmp_path / "torch_converted.py").write_text(text)
+
+    def spec(convert: bool, iterations: int) -> Any:
+        own = {"participation": 1.0, "alpha": 0.1, "beta": 0.1, "lower_steps": 2}
+        return parse(
+            {
+                "problem": {"name": "python", "function": "torch_converted:make", "convert": convert},
+                "algorithm": own,
+                "stop": {"iterations": iterations},
+                "evaluate": {"checkpoint_every": 2},
+            }
+        )
+
+    try:
+        fb.run(spec(True, 2), tmp_path / "ours")
+        ours = fb.run(spec(True, 4), tmp_path / "ours", resume=True)
+        theirs = fb.run(spec(False, 4), tmp_path / "theirs")
+    finally:
+        sys.modules.pop("torch_converted", None)
+    assert isinstance(ours.x, nn.Sequential)
+    np.testing.assert_allclose(flat(ours.x), flat(theirs.x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(flat(ours.y), flat(theirs.y), rtol=1e-5, atol=1e-5)

@@ -1,8 +1,8 @@
 """Operations on images for a conversion to JAX, where those of torchax are slow on a CPU.
 
 A convolution is a matrix times patches (`models.py`), with the rows of the batch as the last axis. Pooling
-compares strided parts in the same order of axes, which is faster than JAX's own pooling and its derivative. Each function
-here is made from the usual one of torchax, which serves the cases that do not fit.
+compares strided parts in the same order of axes, which is faster than JAX's own pooling and its derivative. Each
+function here is made from the usual one of torchax, which serves the cases that do not fit.
 """
 
 from __future__ import annotations
