@@ -115,9 +115,12 @@ $(READY): $(BASE) examples/momentum/pyproject.toml requirements/dev.txt
 
 # PyTorch is in no lock, because the newest build of a registry for Linux brings gigabytes of CUDA with it. pip looks where
 # it is told to, also in folders of this machine. Without it everything else is tested. It brings sympy, which wants an older
-# mpmath than the locks have; so after it `pip check` has something to say, and pip settles it here.
+# mpmath than the locks have; so after it `pip check` has something to say, and pip settles it here. torchax converts modules
+# to JAX; it is small, and is asked for here because it is of use with PyTorch only.
 $(TORCH): $(READY)
 	@$(BIN)/python -m pip install $(PIP) 'torch==2.13.0' \
+		&& { $(BIN)/python -m pip install $(PIP) --no-deps 'torchax==0.0.14.dev20261026' \
+			|| echo "torchax cannot be had here: the tests of conversion are skipped"; } \
 		&& touch $@ || echo "PyTorch 2.13.0 cannot be had here: the tests of PyTorch problems are skipped"
 
 $(DOCS): $(BASE) requirements/docs.txt

@@ -17,7 +17,7 @@ from fedbilevel import SettingsError
 from fedbilevel._derivatives import remember
 from fedbilevel.data import ClientData, ClientSize, Part
 from fedbilevel.engines._work import pad
-from fedbilevel.models import Convolution, Shape, TwoHalves, _in_blocks, cnn, mlp, pool
+from fedbilevel.models import Convolution, Shape, TwoHalves, cnn, in_blocks, mlp, pool
 from fedbilevel.problems import HyperRepresentation, representation_problem
 
 
@@ -86,7 +86,7 @@ def test_of_equal_pixels_the_first_gets_the_derivative_of_pooling_and_none_where
 def test_rows_in_blocks_give_what_they_give_at_once(count: int) -> None:
     """100 rows are six blocks of 16 and a last one with zeros; 5 and 48 fit into one block."""
     rows = jnp.arange(2.0 * count).reshape(count, 2)
-    np.testing.assert_array_equal(_in_blocks(lambda some: some**2 + 1, rows, 50), rows**2 + 1)
+    np.testing.assert_array_equal(in_blocks(lambda some: some**2 + 1, rows, 50), rows**2 + 1)
 
 
 def test_a_heavy_forward_pass_is_redone_and_a_light_one_stored() -> None:

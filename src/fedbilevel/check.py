@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import rng
-from ._derivatives import JaxOracle, remember
+from ._derivatives import JaxOracle
 from ._fitting import check_fit
 from .data import ClientData, Clients, ClientSize, ListedClients
 from .engines import native, pad
@@ -160,7 +160,8 @@ def _comparison(
     Clients then have arrays of one shape, and nothing is compiled twice.
     """
     turned_v, variables = np.roll(v, 1, axis=0), own_part(problem)
-    loss, derivatives = (_loss, _derivatives) if problem.traceable else (_untraced_loss, _untraced_derivatives)
+    loss = _own_loss if isinstance(problem, Fitting) else _loss
+    derivatives = _derivatives if problem.traceable else _untraced_derivatives
     upper, lower = loss(problem, "upper"), loss(problem, "lower")
     stored, fresh = derivatives(problem, stored=True), derivatives(problem, stored=False)
 
@@ -226,13 +227,15 @@ class _Derivatives(NamedTuple):
     g_wy: Any
 
 
-def _derivatives(problem: Problem, stored: bool) -> Callable[[Point, Array, Arrays], _Derivatives]:
+def _derivatives(problem: Any, stored: bool) -> Callable[[Point, Array, Arrays], _Derivatives]:
     """All derivatives of the oracle, computed in float32 as in a run, and returned as float64."""
 
     @jax.jit
     def compute(point: Point, v: Any, data: Arrays) -> _Derivatives:
-        (x, y, _), memory = point, remember(problem, point.x, data) if stored else None
-        c = JaxOracle(problem, {"x": x, "y": y}, data, memory, _kept(problem, point.w, data))
+        (x, y, _), memory = point, problem.remember(point.x, data) if stored else None
+        held, kept = {"x": x, "y": y}, _kept(problem, point.w, data)
+        own = isinstance(problem, Fitting)  # a problem whose upper rows are at the server has its upper loss here
+        c = problem.oracle(held, data, memory, kept) if own else JaxOracle(problem, held, data, memory, kept)
         g_yy = jax.vmap(lambda d: c.g_yy(y, d, ALL))(v)
         g_xy = jax.lax.map(lambda d: c.g_xy(y, d, ALL), v)
         f_w, g_wy = jnp.zeros(0), jnp.zeros((len(v), 0))
@@ -263,7 +266,7 @@ def _untraced_derivatives(problem: Any, stored: bool) -> Callable[[Point, Array,
     return derivatives
 
 
-def _untraced_loss(problem: Fitting, level: str) -> Callable[[Arrays], Callable[[Array, Array, Array], float]]:
+def _own_loss(problem: Fitting, level: str) -> Callable[[Arrays], Callable[[Array, Array, Array], float]]:
     """A loss in float64 as the problem computes it."""
 
     def on(data: Arrays) -> Callable[[Array, Array, Array], float]:
@@ -273,9 +276,9 @@ def _untraced_loss(problem: Fitting, level: str) -> Callable[[Arrays], Callable[
     return on
 
 
-def _kept(problem: Problem, w: Any, data: Arrays) -> dict[str, Kept]:
+def _kept(problem: Any, w: Any, data: Arrays) -> dict[str, Kept]:
     """The own variables w as a client would have kept them, so that the oracle is at w."""
-    variables = problem.own_part
+    variables = own_part(problem)
     return {} if variables is None else {KEPT: Kept(True, variables.kept(w, data.padded, None))}
 
 

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -209,16 +209,16 @@ class LeNetBody(eqx.Module):
         self.shape = shape
 
     def __call__(self, rows: Array) -> Array:
-        return self.dense(_in_blocks(self._convolve, rows, self.block(rows.shape[0])))
+        return self.dense(in_blocks(self._convolve, rows, self._most))
 
     def block(self, rows: int) -> int:
-        """How many rows are convolved at once: a multiple of LANES whose patches stay in the caches.
+        """How many of these rows are convolved at once."""
+        return min(rows, block_size(rows, self._most))
 
-        Of the sizes that do, it is the one for which the fewest zeros are added behind the rows.
-        """
-        most = BLOCK // self.convolutions[0].numbers(self.shape)
-        sizes = range(max(1, most // LANES) * LANES, 0, -LANES)
-        return min(sizes, key=lambda size: -rows % size)  # the first, and so the largest, of equals
+    @property
+    def _most(self) -> int:
+        """The most rows whose patches stay in the caches."""
+        return BLOCK // self.convolutions[0].numbers(self.shape)
 
     def _convolve(self, rows: Array) -> Array:
         images = rows.reshape(rows.shape[0], *self.shape).transpose(3, 1, 2, 0)
@@ -227,14 +227,25 @@ class LeNetBody(eqx.Module):
         return images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1)
 
 
-def _in_blocks(function: Callable[[Array], Array], rows: Array, size: int) -> Array:
-    """function(rows), block by block of so many rows, with zeros behind the rows in the last block."""
-    count = rows.shape[0]
+def block_size(rows: int, most: int) -> int:
+    """A multiple of LANES up to `most`, and of those the one for which the last block lacks the fewest rows."""
+    sizes = range(max(1, most // LANES) * LANES, 0, -LANES)
+    return min(sizes, key=lambda size: -rows % size)  # the first, and so the largest, of equals
+
+
+def in_blocks(function: Callable[[Any], Any], rows: Any, most: int) -> Any:
+    """function(rows), in blocks of `block_size`, with copies of the last row behind the rows in the last block."""
+    count = len(jax.tree.leaves(rows)[0])
+    size = block_size(count, most)
     if count <= size:
         return function(rows)
-    padded = jnp.pad(rows, ((0, -count % size), (0, 0)))
-    made = lax.map(function, padded.reshape(-1, size, rows.shape[1]))
-    return made.reshape(len(padded), -1)[:count]
+
+    def cut(a: Array) -> Array:
+        padded = jnp.pad(a, ((0, -count % size), *((0, 0),) * (a.ndim - 1)), mode="edge")
+        return padded.reshape(-1, size, *a.shape[1:])
+
+    made = lax.map(function, jax.tree.map(cut, rows))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], made)
 
 
 def mlp(inputs: int, hidden: int, classes: int, *, key: Array) -> TwoHalves:

@@ -184,7 +184,7 @@ def _passes(case: Case, rows: int) -> tuple[Callable[[], object], Callable[[], o
     """
     key, body = jax.random.key(0), case.network.body
     assert isinstance(body, LeNetBody)
-    size = min(body.block(rows), rows)
+    size = body.block(rows)
     blocks = -(-rows // size)
 
     def operands(layer: Product) -> tuple[Array, Array, Array]:

@@ -27,7 +27,7 @@ def need_traceable(problem: BilevelProblem, engine: str) -> None:
     if not problem.traceable:
         raise SettingsError(
             f"federation.engine = {engine!r} is wrong for this problem: JAX cannot trace its oracle; use 'loop'"
-            + (", or 'batched'" if isinstance(problem, Batchable) else "")
+            + (", or 'batched', or convert = True of TorchProblem" if isinstance(problem, Batchable) else "")
         )
 
 

@@ -28,7 +28,7 @@ from ..fused import Blocks, ManyBlocks, traceable
 from ..layers import AttackSettings
 from ..loggers import messages
 from ..privacy import Privacy
-from ..problem import BilevelProblem, Measure, Problem, Task
+from ..problem import BilevelProblem, Fitting, Measure, Problem, Task
 from ..settings import choose, numbers_of, suggestion
 from ..spec import (
     EvaluateSettings,
@@ -192,7 +192,7 @@ class _Many:
         for where, algorithm in {job.where: job.algorithm for job in jobs}.items():
             with _naming(where):
                 self._check(algorithm)
-        if isinstance(problem, Problem):
+        if isinstance(problem, Problem | Fitting):
             check_fit(problem, task.clients.load(0), self.test)
         with ExitStack() as stack:
             compilations = stack.enter_context(counting_compilations())

@@ -42,6 +42,9 @@ class Losses(Protocol):
     def embed(self) -> Any: ...
 
     @property
+    def metrics(self) -> Any: ...
+
+    @property
     def stores(self) -> bool:
         """Whether the graph of `embed` is kept for a held x."""
 

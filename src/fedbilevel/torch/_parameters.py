@@ -106,6 +106,14 @@ class Parameters:
         cut = vector.split(self._sizes) if len(self._sizes) > 1 else (vector,)
         return [part.view(shape) for part, shape in zip(cut, self._shapes, strict=True)]
 
+    def cut(self, vector: Any) -> list[Any]:
+        """The same for a vector of another library."""
+        ends = np.cumsum(self._sizes)
+        return [
+            vector[end - size : end].reshape(tuple(shape))
+            for end, size, shape in zip(ends, self._sizes, self._shapes, strict=True)
+        ]
+
     def leaves(self, vector: Tensor) -> list[Tensor]:
         """The same as the beginning of a graph, by which derivatives are taken."""
         return [part.detach().requires_grad_() for part in self.parts(vector)]

@@ -16,13 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._derivatives import JaxOracle
+from .._derivatives import remember as remember_by_jax
 from ..data import ClientData, Clients, Part
 from ..engines import Engine
 from ..errors import SettingsError
 from ..oracle import Arrays, Kept
 from ..problem import Flat, LowerIs, Over
+from ._agreement import check_agreement, check_means, check_metrics
 from ._batched import Batched
-from ._oracle import Memory, TorchOracle, remember, rows_of
+from ._convert import Converted
+from ._oracle import TorchOracle, remember, rows_of
 from ._parameters import Parameters, Rows, check_apart, computing, digest, from_native, tensor, to_native, tree_map
 from ._probing import is_light, measured_names, probe
 
@@ -42,6 +46,9 @@ class TorchProblem:
     metrics  metrics(x, y, rows) -> numbers by name, measured on test rows
     predict  predict(x, y, inputs) -> what the trained modules say about rows of inputs, for use after the run
     lower_is   "global": all clients share one y. "local": every client has its own y_i, which stays with it
+    convert  whether the functions are converted to JAX by torchax, so that the engines of JAX run them, which is
+             faster. The losses then have to be means over rows, plus terms without rows. What cannot be converted
+             is refused, at the latest when a run starts
 
     The losses are given the modules with the values at which they are taken, and have to use those. They are given
     only real rows (`Rows`), as float32 and int64 tensors, so an ordinary mean over rows is right. `lower` must be
@@ -56,10 +63,9 @@ class TorchProblem:
     metrics: Callable[[Any, Any, Rows], Mapping[str, Any]] | None = None
     predict: Callable[[Any, Any, PyTree], PyTree] | None = None
     lower_is: LowerIs = "global"
+    convert: bool = False
 
-    traceable: ClassVar[bool] = False
     chances: ClassVar[None] = None
-    over: ClassVar[Over] = "map"
 
     def __post_init__(self) -> None:
         for name in ("lower", "upper", "embed", "metrics", "predict"):
@@ -74,6 +80,7 @@ class TorchProblem:
             raise SettingsError(
                 f"x is on {self.body.device} and y on {self.head.device}; move both modules to one device"
             )
+        _ = self.converted
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: the fields."""
@@ -90,14 +97,29 @@ class TorchProblem:
         return Parameters(self.y, "y")
 
     @cached_property
+    def converted(self) -> Converted | None:
+        """The functions as functions of JAX; None unless they are to be converted."""
+        return Converted(self, self.flat_y) if self.convert else None
+
+    @property
+    def traceable(self) -> bool:
+        """Whether JAX can trace the oracle: if the functions are converted to JAX."""
+        return self.convert
+
+    @property
+    def over(self) -> Over:
+        """The best way for a simulation to serve clients."""
+        return "map" if self.converted is None else self.converted.over
+
+    @cached_property
     def flat_x(self) -> Flat:
         """The initial x as a flat vector, and the function that makes a module of a vector."""
-        return Flat(jnp.asarray(self.body.vector), self.body.trained)
+        return _flat(self.body)
 
     @cached_property
     def flat_y(self) -> Flat:
         """The same for the initial y."""
-        return Flat(jnp.asarray(self.head.vector), self.head.trained)
+        return _flat(self.head)
 
     @property
     def size_x(self) -> int:
@@ -132,8 +154,10 @@ class TorchProblem:
         """What a step returns, as NumPy arrays."""
         return from_native(values)
 
-    def remember(self, x: Any, data: Arrays) -> Memory:
-        """The data as tensors, and the features of all rows at x."""
+    def remember(self, x: Any, data: Arrays) -> Any:
+        """The data as tensors, and the features of all rows at x; the features alone if JAX computes."""
+        if self.converted is not None:
+            return remember_by_jax(self.converted, x, data)
         if self.embed is not None and "light" not in self._found:
             self._found["light"] = is_light(self, self.tensors_of(data.lower)[0])
         return remember(self, x, data)
@@ -141,7 +165,9 @@ class TorchProblem:
     def oracle(
         self, held: Mapping[str, Any], data: Arrays, memory: Any = None, kept: Mapping[str, Kept] | None = None
     ) -> Any:
-        """The oracle of one client: derivatives of the losses by PyTorch."""
+        """The oracle of one client: derivatives of the losses by PyTorch, or by JAX if they are converted."""
+        if self.converted is not None:
+            return JaxOracle(self.converted, held, data, memory, kept)
         return TorchOracle(self, held, data, memory, kept)
 
     def batched(self, clients: Clients, memory_limit: int) -> Engine:
@@ -169,6 +195,8 @@ class TorchProblem:
         """The metrics at flat vectors on all of `test`, with the features of a block of rows at a time."""
         if self.metrics is None:
             return {}
+        if self.converted is not None:
+            return self.converted.measure(x, y, *test)
         inputs, targets = self.tensors_of(test)
         at = [self.to_native(np.asarray(v)) for v in (x, y)]
         with torch.no_grad(), computing((self.body, self.body.parts(at[0])), (self.head, self.head.parts(at[1]))):
@@ -181,6 +209,26 @@ class TorchProblem:
         for rows in (test, data.test):
             if rows is not None:
                 self.metric_names(rows)
+        if self.converted is not None:
+            self._check_conversion(self.converted, data, test)
+
+    def _check_conversion(self, converted: Converted, data: ClientData, test: Part | None) -> None:
+        """Raise unless the converted functions are those of PyTorch, tried on a few rows."""
+        check_means(self, "lower", data.lower)
+        check_means(self, "upper", data.upper)
+        check_agreement(self, converted, data)
+        if data.test is not None:
+            self._check_metrics(converted, data.test, padded=True)
+        if test is not None:
+            self._check_metrics(converted, test, padded=False)
+
+    def _check_metrics(self, converted: Converted, test: Part, padded: bool) -> None:
+        """The same for the metrics; those on rows with padding have to be means over rows."""
+        if self.metrics is None:
+            return
+        if padded:
+            check_means(self, "metrics", test)
+        check_metrics(self, converted, test)
 
     def metric_names(self, test: Part) -> tuple[str, ...]:
         """The names of the metrics; raises unless they fit the rows and are single numbers."""
@@ -208,3 +256,9 @@ class TorchProblem:
                 return float(self.function(level)(body.module, head.module, Rows(inputs, targets, features, ids)))
 
         return loss
+
+
+def _flat(group: Parameters) -> Flat:
+    """The initial parameters, which may first be asked for within a program but do not depend on it."""
+    with jax.ensure_compile_time_eval():
+        return Flat(jnp.asarray(group.vector), group.trained)
