@@ -70,11 +70,8 @@ class Drifting:
     def run(self, step: float) -> list[dict[str, float]]:
         """What is measured at the end of every phase."""
         method = replace(self.row.method, **{self.row.step: step})
-        state, fed = (
-            method.init(self.tasks[0].problem, self.engine.clients.count),
-            fb.Federation(self.engine, seed=self.seed),
-        )
-        found = []
+        state = method.init(self.tasks[0].problem, self.engine.clients.count)
+        fed, found = fb.Federation(self.engine, seed=self.seed), []
         for self.phase in range(len(PHASES)):
             if "problem.start" in self.row.problem:
                 state = state._replace(x=self.now.problem.flat_x.vector)

@@ -54,26 +54,27 @@ def test_weights_tell_bad_clients_from_good_ones_and_come_close_to_the_oracle() 
 
 
 def test_clipped_weights_stay_between_zero_and_one_and_follow_a_client_that_turns_bad() -> None:
-    """A sigmoid is flat where a client is trusted: there the same clients are trusted for longer."""
-    left = {}
-    for weights, alpha in (
+    """A sigmoid is flat where a client is trusted, so the same clients are trusted for longer there."""
+    left, good = dict[str, float](), dict[str, float]()
+    kinds: tuple[tuple[Any, float], ...] = (
         ("clipped", 5.0),
         ("sigmoid", 80.0),
-    ):  # the same first step, as the sigmoid has slope 1/4
-        good, now = (ClientWeights(**SMALL, bad=bad, weights=weights).task(DIGITS, 0) for bad in (0.0, 0.5))  # type: ignore[arg-type]
+    )  # the first steps are equally long
+    for weights, alpha in kinds:
+        phases = [ClientWeights(**SMALL, bad=bad, weights=weights).task(DIGITS, 0) for bad in (0.0, 0.5)]
         method = fb.FedSOBA(alpha=alpha, beta=0.5, participation=1.0)
-        state = method.init(good.problem, CLIENTS)
-        for task, rounds in ((good, 60), (now, 20)):
+        state = method.init(phases[0].problem, CLIENTS)
+        for task, rounds in zip(phases, (60, 20), strict=True):
             fed = fb.Federation(fb.Simulation(task.problem, task.clients, devices=1))
             for _ in range(rounds):
                 state = method.step(fed, state)
-        found = now.measure(state.x, state.y)
-        left[weights] = found["weight_bad"]
-    assert left["clipped"] < 0.1 and left["sigmoid"] > 0.3
-    assert 0.0 <= left["clipped"] and now.measure(state.x, state.y)["weight_good"] > 0.9
+        found = phases[1].measure(state.x, state.y)
+        left[weights], good[weights] = found["weight_bad"], found["weight_good"]
+    assert 0.0 <= left["clipped"] < 0.1 and 0.9 < good["clipped"] <= 1.0
+    assert left["sigmoid"] > 0.3
     oracle = ClientWeights(**SMALL, weights="clipped", start="oracle").task(DIGITS, 0)
     told = oracle.measure(oracle.problem.flat_x.vector, oracle.problem.flat_y.vector)
-    assert (told["auc"], told["weight_good"], told["weight_bad"]) == (1.0, 1.0, 0.0)
+    assert told["auc"] == told["weight_good"] == 1.0 and told["weight_bad"] == 0.0
 
 
 def test_a_larger_share_of_bad_clients_only_adds_some() -> None:

@@ -65,8 +65,8 @@ def test_a_round_is_that_of_the_formulas_at_either_level(q: float, tau: int) -> 
 
 def test_with_q_zero_it_is_fedavg_also_with_a_cohort_and_unequal_steps() -> None:
     own: dict[str, Any] = dict(control="upper-only", alpha=0.1, tau=(1, 2, 4), participation=2)
-    pair = [ends(method, 7)[0] for method in (fb.QFedAvg(q=0.0, **own), fb.FedAvg(**own))]
-    np.testing.assert_allclose(*pair, rtol=1e-5)
+    fair, plain = (ends(method, 7)[0] for method in (fb.QFedAvg(q=0.0, **own), fb.FedAvg(**own)))
+    np.testing.assert_allclose(fair, plain, rtol=1e-5)
 
 
 def test_it_ends_where_the_powers_of_the_losses_are_least_and_serves_the_worst_client() -> None:

@@ -121,6 +121,6 @@ class QFedAvg(Scheduled):
         )
         h = jnp.maximum(h, SMALLEST)  # if all losses are so small that their powers are zero, nothing moves
         sets = regions(fed)
-        if x is not None:
-            return State(sets.x.nearest(s.x - x / h), s.y)
-        return State(s.x, sets.y.nearest(s.y - y / h))
+        return State(
+            s.x if x is None else sets.x.nearest(s.x - x / h), s.y if y is None else sets.y.nearest(s.y - y / h)
+        )

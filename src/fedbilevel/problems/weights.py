@@ -3,9 +3,9 @@
     min_x 1/m Σ_i CE_i(y*(x); checked rows)
     subject to  y*(x) = argmin_y 1/m Σ_i w_i(x) CE_i(y; unchecked rows) + decay/2 ||y||²
 
-w_i(x) = sigmoid(x_i), m softmax(x)_i, or x_i itself with 0 ≤ x_i ≤ 1. The unchecked rows of some clients are wrong,
-and nobody knows of which clients. x has one number for each client, so a few checked rows are enough, and x itself
-is the answer that a person looks at.
+w_i(x) = sigmoid(x_i), m softmax(x)_i, or x_i itself with 0 ≤ x_i ≤ 1. The unchecked rows of some clients are
+wrong, and nobody knows of which clients. x has one number for each client, so a few checked rows are enough, and x
+itself is the answer that a person looks at.
 
 The derivative of the outer loss by x_i goes only through y*(x), and is 1/m times a number of the order of one. So
 a method that has only the direct part ∇_x f cannot move x at all, and step sizes are of the order of m.
@@ -64,8 +64,8 @@ class ClientWeights(CheckedRows):
     weights: Annotated[
         Literal["sigmoid", "softmax", "clipped"],
         about(
-            "the weight of client i: sigmoid(x_i); m softmax(x)_i; or clipped: x_i itself, between 0 and 1, which can "
-            "still change when a client that was good turns bad; its step sizes are a tenth of those of sigmoid"
+            "the weight of client i: sigmoid(x_i); m softmax(x)_i; or clipped: x_i itself, between 0 and 1, which "
+            "can still change when a client that was good turns bad; its step sizes are a tenth of sigmoid's"
         ),
     ] = "sigmoid"
     start: Annotated[

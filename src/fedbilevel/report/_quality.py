@@ -28,7 +28,7 @@ class Truthful(NamedTuple):
 
 
 def draw_quality(points: Sequence[Truthful], columns: Sequence[str], metric: str, share: bool, path: Path) -> None:
-    """Draw a panel for each column that has points; a full mark is at equal rounds, a hollow one at equal bytes."""
+    """Draw a panel for each column with points. A full mark is at equal rounds, a hollow one at equal bytes."""
     shown = [column for column in columns if any(point.column == column for point in points)]
     figure = canvas.figure(4.5 * len(shown) + 0.3, TALL, w_pad=0.08, h_pad=0.08)
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):

@@ -380,10 +380,10 @@ def bought(application: Application, cells: Sequence[Cell]) -> list[str]:
         if best is None or len(here) < 2:
             continue
         least, most = (choose(here, key=lambda cell: cell.cosine or 0.0) for choose in (min, max))
+        ends = [f"{each.cosine:.2f}), which ends at {shown(each, application.metric)}" for each in (least, most)]
         sentences = [
-            f"**{column.label}.** The least true direction is that of {least.row.label} "
-            f"(cosine {least.cosine:.2f}), which ends at {shown(least, application.metric)}, and the truest that of {most.row.label} "
-            f"({most.cosine:.2f}), which ends at {shown(most, application.metric)}.",
+            f"**{column.label}.** The least true direction is that of {least.row.label} (cosine {ends[0]}, and "
+            f"the truest that of {most.row.label} ({ends[1]}.",
             f"The best at equal rounds is {best.row.label} ({best.cosine:.2f}) with "
             f"{shown(best, application.metric)}.",
         ]
