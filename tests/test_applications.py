@@ -69,7 +69,7 @@ def test_clipped_weights_stay_between_zero_and_one_and_follow_a_client_that_turn
             for _ in range(rounds):
                 state = method.step(fed, state)
         found = phases[1].measure(state.x, state.y)
-        left[weights], good[weights] = found["weight_bad"], found["weight_good"]
+        left[weights], good[weights] = float(found["weight_bad"]), float(found["weight_good"])
     assert 0.0 <= left["clipped"] < 0.1 and 0.9 < good["clipped"] <= 1.0
     assert left["sigmoid"] > 0.3
     oracle = ClientWeights(**SMALL, weights="clipped", start="oracle").task(DIGITS, 0)
