@@ -53,6 +53,48 @@ def test_weights_tell_bad_clients_from_good_ones_and_come_close_to_the_oracle() 
     assert found["test_accuracy"] > known["test_accuracy"] - 0.02
 
 
+def test_clipped_weights_stay_between_zero_and_one_and_follow_a_client_that_turns_bad() -> None:
+    """A sigmoid is flat where a client is trusted, so the same clients are trusted for longer there."""
+    left, good = dict[str, float](), dict[str, float]()
+    kinds: tuple[tuple[Any, float], ...] = (
+        ("clipped", 5.0),
+        ("sigmoid", 80.0),
+    )  # the first steps are equally long
+    for weights, alpha in kinds:
+        phases = [ClientWeights(**SMALL, bad=bad, weights=weights).task(DIGITS, 0) for bad in (0.0, 0.5)]
+        method = fb.FedSOBA(alpha=alpha, beta=0.5, participation=1.0)
+        state = method.init(phases[0].problem, CLIENTS)
+        for task, rounds in zip(phases, (60, 20), strict=True):
+            fed = fb.Federation(fb.Simulation(task.problem, task.clients, devices=1))
+            for _ in range(rounds):
+                state = method.step(fed, state)
+        found = phases[1].measure(state.x, state.y)
+        left[weights], good[weights] = float(found["weight_bad"]), float(found["weight_good"])
+    assert 0.0 <= left["clipped"] < 0.1 and 0.9 < good["clipped"] <= 1.0
+    assert left["sigmoid"] > 0.3
+    oracle = ClientWeights(**SMALL, weights="clipped", start="oracle").task(DIGITS, 0)
+    told = oracle.measure(oracle.problem.flat_x.vector, oracle.problem.flat_y.vector)
+    assert told["auc"] == told["weight_good"] == 1.0 and told["weight_bad"] == 0.0
+
+
+def test_a_larger_share_of_bad_clients_only_adds_some() -> None:
+    """So clients can turn bad one after another: benchmarks/drifting_clients.py relies on it."""
+    tasks = [ClientWeights(**SMALL, bad=bad).task(DIGITS, 3) for bad in (0.0, 0.2, 0.5)]
+    labels = [[rows_of(task, client).targets for client in range(CLIENTS)] for task in tasks]
+    few, many = ([not np.array_equal(a, b) for a, b in zip(labels[0], each, strict=True)] for each in labels[1:])
+    assert sum(few) == 2 and sum(many) == 5 and all(b for a, b in zip(few, many, strict=True) if a)
+    for client in np.flatnonzero(few):
+        np.testing.assert_array_equal(labels[1][client], labels[2][client])  # wrong in the same way
+
+
+def test_a_network_may_be_the_lower_level() -> None:
+    task = ClientWeights(**SMALL, model="mlp", hidden=16, weights="clipped").task(DIGITS, 0)
+    found = trained(task, fb.FedSOBA(alpha=5.0, beta=0.5, participation=1.0), 80).history[-1]
+    assert found["auc"] == 1.0
+    with pytest.raises(fb.SettingsError, match="images of at least 9 x 9, not 8 x 8; use mlp"):
+        ClientWeights(**SMALL, model="cnn").task(DIGITS, 0)
+
+
 def test_without_the_implicit_part_no_weight_moves() -> None:
     task = ClientWeights(**SMALL).task(DIGITS, 0)
     control = fb.FedAvg(control="first-order", alpha=30.0, beta=0.5, participation=1.0)
@@ -270,6 +312,13 @@ def test_without_v_a_minimax_problem_has_the_closed_form_of_fednest_as_its_solut
     np.testing.assert_allclose(full.x, best, atol=1e-4)
     sent = [result.history[-1]["bytes_up"] for result in (found, full)]
     assert sent[0] / sent[1] == 2 * d / (3 * d)  # p + q numbers instead of p + 2q
+    method = fb.FedSOBA(alpha=0.2, beta=0.5, participation=1.0)
+    fed, state = fb.Federation(fb.Simulation(problem, clients, devices=1)), method.init(problem, 5)
+    sizes = []
+    for _ in range(300):
+        state = method.step(fed, state)
+        sizes.append(float(jnp.linalg.norm(state.v)))
+    assert sizes[-1] < 1e-3 * max(sizes)  # the v that a method need not estimate goes to zero
 
 
 def test_fair_weights_solve_the_inner_problem() -> None:

@@ -42,6 +42,8 @@ def first_costs(algorithm: dict[str, Any], count: int = 1, task: Task | None = N
         ({"name": "fed-f2sa", "participation": 1.0, **FULL}, 1, 6),
         ({"name": "fedavg", "participation": 1.0, "tau": 3, **FULL}, 1, 3 * 4),
         ({"name": "fedavg", "control": "lower-only", "participation": 1.0, "tau": 3, **FULL}, 1, 3),
+        # Three local steps, and the loss F_i, which is a pass over all rows.
+        ({"name": "q-fedavg", "participation": 1.0, "tau": 3, **FULL}, 1, 3 + 1),
         # q, four corrected lower steps (the anchor once, and none for the first), ∇_y f, T products, the
         # hypergradient, and three corrected upper steps.
         ({"name": "fednest", "T": 3, **OF_TEN}, 8, (1 + 4 + 1 + 3 * 2 + 3 + 3) / 2),

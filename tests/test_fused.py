@@ -96,6 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedbioacc": dict(alpha=0.1, beta=0.1, tau=2, renewal=0.5, schedule="paper", participation=0.5),
     "fed-f2sa": dict(alpha=0.1, beta=0.1, nu=0.1, difference="symmetric", participation=1.0),
     "fedavg": dict(alpha=0.1, beta=0.1, tau=2, participation=1.0),
+    "q-fedavg": dict(alpha=0.1, tau=2, participation=0.5),
 }
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from fedbilevel import SettingsError
 from fedbilevel._derivatives import remember
 from fedbilevel.data import ClientData, ClientSize, Part
 from fedbilevel.engines._work import pad
-from fedbilevel.models import Convolution, Shape, TwoHalves, cnn, in_blocks, mlp, pool
+from fedbilevel.models import Convolution, Shape, Strided, TwoHalves, cnn, in_blocks, mlp, pool, small_cnn
 from fedbilevel.problems import HyperRepresentation, representation_problem
 
 
@@ -118,3 +119,31 @@ def test_a_problem_can_be_sent_to_another_process_after_its_vectors_were_used() 
     np.testing.assert_array_equal(copy.flat_x.vector, problem.flat_x.vector)
     restored = copy.flat_x.restore(problem.flat_x.vector)
     np.testing.assert_array_equal(restored.layers[0].weight, problem.x.layers[0].weight)
+
+
+def test_a_convolution_by_two_pixels_is_that_of_jax() -> None:
+    layer = Strided((3, 4), 5, key=jax.random.key(1))
+    images = jax.random.normal(jax.random.key(2), (6, 12, 13, 3))
+    kernel = layer.kernel.reshape(5, 5, 3, 4)
+    plain = jax.lax.conv_general_dilated(
+        images, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    found = layer(images.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
+    np.testing.assert_allclose(found, jax.nn.relu(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_the_small_network_has_hessian_products_so_that_it_may_be_the_lower_level() -> None:
+    """Forward over reverse is reverse over reverse. The LeNet has reverse mode only."""
+    model: Any = small_cnn((12, 12, 2), 3, key=jax.random.key(0))
+    y, restore = ravel_pytree(eqx.filter(model, eqx.is_inexact_array))
+    rows = jax.random.normal(jax.random.key(1), (5, 288))
+    v = jax.random.normal(jax.random.key(2), y.shape)
+
+    def loss(y: Array) -> Array:
+        made = eqx.combine(restore(y), model)
+        return jnp.sum(jax.nn.logsumexp(made.head(made.body(rows)), -1))
+
+    forward = jax.jit(lambda y: jax.jvp(jax.grad(loss), (y,), (v,))[1])(y)
+    backward = jax.jit(jax.grad(lambda y: jnp.vdot(jax.grad(loss)(y), v)))(y)
+    assert float(jnp.abs(forward).max()) > 1e-3
+    np.testing.assert_allclose(forward, backward, rtol=1e-3, atol=1e-4 * float(jnp.abs(forward).max()))

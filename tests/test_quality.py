@@ -10,9 +10,11 @@ import numpy as np
 
 import fedbilevel as fb
 from fedbilevel.report import Truthful, draw_quality
+from fedbilevel.report._quality import spread
 from fedbilevel.spec import load_spec
 from fedbilevel.studies import comparison
-from fedbilevel.studies.comparison import Cell
+from fedbilevel.studies.application import Column, Row
+from fedbilevel.studies.comparison import Cell, bought
 from fedbilevel.studies.quality import cosine_of, true_hypergradient
 
 QUADRATIC = {
@@ -65,3 +67,28 @@ def test_the_picture_of_quality_is_drawn(tmp_path: Path) -> None:
     points = [Truthful("a", "bilevel", "c", 0.9, 0.8, 0.7), Truthful("b", "control", "c", 0.0, 0.5, None)]
     draw_quality(points, ["c"], "test accuracy", True, tmp_path / "q.png")
     assert (tmp_path / "q.png").stat().st_size > 5000
+
+
+def test_names_beside_points_keep_their_order_and_a_distance() -> None:
+    heights = spread([0.5, 0.9, 0.5, 0.91], 0.1, 0.0, 1.0)
+    assert sorted(range(4), key=lambda place: heights[place]) == [0, 2, 1, 3]
+    assert np.diff(sorted(heights)).min() > 0.0999 and max(heights) <= 1.0
+    assert spread([0.2, 0.8], 0.1, 0.0, 1.0) == [0.2, 0.8]  # what is apart stays where it is
+
+
+def test_the_text_names_the_truest_direction_and_the_best_at_equal_rounds_and_bytes() -> None:
+    made: Any = type("Made", (), {"metric": "test_accuracy", "mode": "max", "columns": (Column("c", {}),)})
+
+    def cell(label: str, cosine: float, rounds: float, up: float) -> Cell:
+        row = Row(label, "bilevel", {}, {})
+        values: dict[str, list[float | None]] = {"test_accuracy": [rounds, rounds]}
+        return Cell(row, made.columns[0], chosen={}, values=values, cosine=cosine, at_bytes=[up, up])
+
+    (text,) = bought(
+        made, [cell("blind", 0.0, 0.5, 0.5), cell("cheap", 0.8, 0.9, 0.9), cell("true", 1.0, 0.8, 0.6)]
+    )
+    assert "that of blind (cosine 0.00), which ends at 50.00" in text
+    assert "the truest that of true (1.00), which ends at 80.00" in text
+    assert "best at equal rounds is cheap (0.80) with 90.00" in text
+    assert "At equal bytes it is cheap with 90.00 ± 0.00, and the truest has 60.00 ± 0.00 there." in text
+    assert bought(made, [cell("alone", 1.0, 0.8, 0.6)]) == []

@@ -17,7 +17,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel._derivatives import JaxOracle
-from fedbilevel.algorithms import FedAvg, FedBiO, FedBiOAcc, FedF2SA, FedMSA, FedSOBA, ShroFBO, SimFBO
+from fedbilevel.algorithms import FedAvg, FedBiO, FedBiOAcc, FedF2SA, FedMSA, FedSOBA, QFedAvg, ShroFBO, SimFBO
 from fedbilevel.data import DataSettings
 from fedbilevel.engines._work import pad
 from fedbilevel.oracle import Directions, directions
@@ -249,6 +249,8 @@ def test_adagrad_steps_come_close_without_step_sizes() -> None:
         (FedF2SA(), 1, P + 2 * Q, P + 2 * Q),
         (FedF2SA(difference="symmetric"), 1, P + 2 * Q, P + 2 * Q),
         (FedAvg(), 1, P + Q, P + Q),
+        (QFedAvg(), 1, P, P + Q),  # and a scalar
+        (QFedAvg(control="lower-only"), 1, Q, P + Q),
         (FedMSA(tau=2), 2, 2 * (P + 2 * Q), 2 * (P + 2 * Q)),
         (FedMSA(tau=2, renewal=0.5), 2, 2 * (P + 2 * Q), 3 * (P + 2 * Q)),
         (FedBiOAcc(tau=2), 2, 2 * (P + 2 * Q), 2 * (P + 2 * Q)),

@@ -40,6 +40,8 @@ METHODS: dict[str, Any] = {
     "fedmsa": fb.FedMSA(tau=2, **STEPS),
     "fed-f2sa": fb.FedF2SA(nu=0.1, **STEPS),
     "fedavg": fb.FedAvg(tau=2, **STEPS),
+    "q-fedavg": fb.QFedAvg(tau=2, **STEPS),
+    "q-fedavg, lower-only": fb.QFedAvg(control="lower-only", q=0.5, **STEPS),
     "local-lower": fb.LocalLower(tau=2, upper_steps=2, **STEPS),
     "local-lower, anew": fb.LocalLower(tau=3, solve="anew", products=8, **STEPS),
     "fedbioacc-local": fb.FedBiOAccLocal(tau=2, **STEPS),

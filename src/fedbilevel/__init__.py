@@ -29,6 +29,7 @@ from .algorithms import (
     LFedNest,
     LocalLower,
     NaiveITD,
+    QFedAvg,
     ShroFBO,
     SimFBO,
 )
@@ -180,6 +181,7 @@ __all__ = [
     "Privacy",
     "Problem",
     "Progress",
+    "QFedAvg",
     "Quadratic",
     "Reason",
     "Refused",

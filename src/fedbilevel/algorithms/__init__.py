@@ -22,6 +22,7 @@ from .locallower import LocalLower
 from .madsbo import MADSBO
 from .naive_itd import NaiveITD
 from .personal import OwnLower
+from .qfedavg import QFedAvg
 from .simfbo import FedBiO, ShroFBO, SimFBO
 
 
@@ -118,6 +119,7 @@ ALGORITHMS: Names[type[Any]] = Names(
         "local-lower": LocalLower,
         "fedbioacc-local": FedBiOAccLocal,
         "fedavg": FedAvg,
+        "q-fedavg": QFedAvg,
     },
     needs=("init", "step", "needs_server"),
 )
@@ -142,6 +144,7 @@ __all__ = [
     "MovesOwn",
     "NaiveITD",
     "OwnLower",
+    "QFedAvg",
     "Reporting",
     "Sampling",
     "ShroFBO",

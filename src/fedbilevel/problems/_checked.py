@@ -24,7 +24,7 @@ from ..batch import Batch
 from ..data import Dataset, DataSettings, Part
 from ..errors import SettingsError
 from ..heads import ridge
-from ..models import Dense, cnn, mlp
+from ..models import Dense, mlp, small_cnn
 from ..settings import Count, Size, about, settings
 
 PyTree = Any
@@ -90,7 +90,7 @@ class CheckedRows:
 
     model: Annotated[
         Literal["linear", "mlp", "cnn"],
-        about("the classifier y: linear (softmax regression), mlp (one hidden layer), or cnn (LeNet)"),
+        about("the classifier y: linear (softmax regression), mlp (one hidden layer), or cnn (two convolutions)"),
     ] = "linear"
     hidden: Annotated[Size, about("mlp: hidden units")] = 100
     components: Annotated[
@@ -122,7 +122,7 @@ class CheckedRows:
         if self.model == "mlp":
             made = mlp(width, self.hidden, classes, key=key)
         else:
-            made = cnn(shape, classes, head_layers=2, key=key)
+            made = small_cnn(shape, classes, key=key)
         return Learner(tuple(made), lambda y, rows: y[1](y[0](rows)))
 
     def deal(self, data: DataSettings, seed: int) -> Dealt:

@@ -3,12 +3,15 @@
     min_x 1/m Σ_i CE_i(y*(x); checked rows)
     subject to  y*(x) = argmin_y 1/m Σ_i w_i(x) CE_i(y; unchecked rows) + decay/2 ||y||²
 
-w_i(x) = sigmoid(x_i), or m softmax(x)_i. The unchecked rows of some clients are wrong, and nobody knows of which
-clients. x has one number for each client, so a few checked rows are enough, and x itself is the answer that a
-person looks at.
+w_i(x) = sigmoid(x_i), m softmax(x)_i, or x_i itself with 0 ≤ x_i ≤ 1. The unchecked rows of some clients are
+wrong, and nobody knows of which clients. x has one number for each client, so a few checked rows are enough, and x
+itself is the answer that a person looks at.
 
 The derivative of the outer loss by x_i goes only through y*(x), and is 1/m times a number of the order of one. So
 a method that has only the direct part ∇_x f cannot move x at all, and step sizes are of the order of m.
+
+A sigmoid is flat where a client is trusted or distrusted, so its weight hardly moves again. Where clients may turn
+bad later, x_i itself is the better weight: its derivative does not vanish, and x is projected on its box.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .. import rng
 from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients, Part, lower_only
 from ..errors import SettingsError
+from ..feasible import Box
 from ..problem import Finding, Problem, Task, task_with_test
 from ..settings import about, settings
 from ._checked import CERTAIN, CheckedRows, Dealt, Rows, area_under_curve, chosen_share, known, part
@@ -58,7 +62,11 @@ class ClientWeights(CheckedRows):
         about("who has the checked rows: each client its own, or the server all of them, which it never sends"),
     ] = "clients"
     weights: Annotated[
-        Literal["sigmoid", "softmax"], about("the weight of client i: sigmoid(x_i), or m softmax(x)_i")
+        Literal["sigmoid", "softmax", "clipped"],
+        about(
+            "the weight of client i: sigmoid(x_i); m softmax(x)_i; or clipped: x_i itself, between 0 and 1, which "
+            "can still change when a client that was good turns bad; its step sizes are a tenth of sigmoid's"
+        ),
     ] = "sigmoid"
     start: Annotated[
         Literal["equal", "oracle"],
@@ -99,7 +107,16 @@ class ClientWeights(CheckedRows):
 
     def weight(self, x: Array) -> Array:
         """The weights of all clients."""
+        if self.weights == "clipped":
+            return x
         return jax.nn.sigmoid(x) if self.weights == "sigmoid" else x.size * jax.nn.softmax(x)
+
+    def _start(self, bad: npt.NDArray[np.bool_]) -> Array:
+        """The x whose weights are all alike, or those of the oracle."""
+        clipped = self.weights == "clipped"
+        if self.start == "equal":
+            return jnp.full(len(bad), 0.5) if clipped else jnp.zeros(len(bad))
+        return jnp.where(bad, *((0.0, 1.0) if clipped else (-CERTAIN, CERTAIN)))
 
     def _problem(self, dealt: Dealt, bad: npt.NDArray[np.bool_], seed: int) -> Problem:
         learner = self.learner(dealt.test.inputs.shape[1], dealt.shape, dealt.classes, seed)
@@ -113,7 +130,7 @@ class ClientWeights(CheckedRows):
             return batch.mean(weights * losses(y, batch)) + self.penalty(y)
 
         return Problem(
-            x=jnp.zeros(len(bad)) if self.start == "equal" else jnp.where(bad, -CERTAIN, CERTAIN),
+            x=self._start(bad),
             y=learner.start,
             lower=lower,
             upper=lambda x, y, batch: batch.mean(losses(y, batch)),
@@ -121,6 +138,7 @@ class ClientWeights(CheckedRows):
             predict=lambda x, y, inputs: learner.scores(y, inputs["features"]),
             over="map" if self.model == "cnn" else "vmap",
             server=self._server(dealt),
+            feasible_x=Box(low=0.0, high=1.0) if self.weights == "clipped" else None,
         )
 
     def _server(self, dealt: Dealt) -> Part | None:

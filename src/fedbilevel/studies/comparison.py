@@ -328,6 +328,7 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
             _columns(application, cells, _bytes_text),
         ]
     if application.quality:
+        parts += ["## What it buys", *bought(application, cells)]
         parts += [
             "## Cosine of the way of x and the true hypergradient",
             _columns(application, cells, _cosine_text),
@@ -368,6 +369,33 @@ def _write(application: Application, cells: Sequence[Cell], seeds: int, out: Pat
         application.title,
         out / f"{name}.png",
     )
+
+
+def bought(application: Application, cells: Sequence[Cell]) -> list[str]:
+    """What a truer hypergradient bought, a paragraph for each column in which at least two rows were run."""
+    made = []
+    for column in application.columns:
+        here = [c for c in cells if c.column == column and c.cosine is not None and c.mean(application.metric)]
+        best = _leader(here, application)
+        if best is None or len(here) < 2:
+            continue
+        least, most = (choose(here, key=lambda cell: cell.cosine or 0.0) for choose in (min, max))
+        ends = [f"{each.cosine:.2f}), which ends at {shown(each, application.metric)}" for each in (least, most)]
+        sentences = [
+            f"**{column.label}.** The least true direction is that of {least.row.label} (cosine {ends[0]}, and "
+            f"the truest that of {most.row.label} ({ends[1]}.",
+            f"The best at equal rounds is {best.row.label} ({best.cosine:.2f}) with "
+            f"{shown(best, application.metric)}.",
+        ]
+        if known := [cell for cell in here if cell.at_bytes]:
+            sign = 1.0 if application.mode == "max" else -1.0
+            thrifty = max(known, key=lambda cell: sign * float(np.mean(cell.at_bytes)))
+            sentences.append(
+                f"At equal bytes it is {thrifty.row.label} with {_bytes_text(thrifty, application)}, and the "
+                f"truest has {_bytes_text(most, application)} there."
+            )
+        made.append(" ".join(sentences))
+    return made
 
 
 def _courses(application: Application, cells: Sequence[Cell], runs: Runs) -> list[Course]:
