@@ -27,6 +27,11 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (400, 1280)
 SCHEMES = {"light": "default", "dark": "slate"}  # and what the theme calls them
+# Without a window, and without what the browser itself would ask its maker for.
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-quic", "--disable-sync", "--disable-background-networking", "--disable-component-update"),
+)
 WIDER = """
 [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
     && !e.closest('.md-typeset__scrollwrap, pre, math, .md-nav')
@@ -123,8 +128,7 @@ async def browser() -> AsyncIterator[Browser]:
     if program is None:
         raise SystemExit("there is no Chromium on the PATH; install it, for example apt-get install chromium")
     with tempfile.TemporaryDirectory() as home:
-        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                   "--remote-debugging-port=0", f"--user-data-dir={home}", "about:blank"]  # fmt: skip
+        command = [program, *QUIET, "--remote-debugging-port=0", f"--user-data-dir={home}", "about:blank"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             told = Path(home) / "DevToolsActivePort"
