@@ -98,7 +98,7 @@ def test_the_project_that_the_page_on_federations_shows_can_be_provisioned(tmp_p
     assert len(shown) == 1, "no other YAML is shown, so somebody runs all of it"
     (tmp_path / "project.yml").write_text(shown[0])
     nvflare = Path(sys.executable).with_name("nvflare")
-    command = [nvflare, "provision", "-p", "project.yml", "-w", "kits"]
+    command = [str(nvflare), "provision", "-p", "project.yml", "-w", "kits"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
     kits = {path.name for path in (tmp_path / "kits" / "fedbilevel" / "prod_00").iterdir()}
     assert kits == {each["name"] for each in yaml.safe_load(shown[0])["participants"]}
