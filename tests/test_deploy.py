@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,21 @@ def test_there_is_one_version_and_it_is_the_one_to_cite() -> None:
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == fedbilevel.__version__ and (ROOT / "docs" / "releases" / f"{released[0]}.md").exists()
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
+
+
+@pytest.mark.slow
+def test_the_project_that_the_page_on_federations_shows_can_be_provisioned(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "federate.md").read_text()
+    shown = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 1, "no other YAML is shown, so somebody runs all of it"
+    (tmp_path / "project.yml").write_text(shown[0])
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [str(nvflare), "provision", "-p", "project.yml", "-w", "kits"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    kits = {path.name for path in (tmp_path / "kits" / "fedbilevel" / "prod_00").iterdir()}
+    assert kits == {each["name"] for each in yaml.safe_load(shown[0])["participants"]}
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_no_job_of_a_workflow_can_hang_for_hours(workflow: Path) -> None:
+    assert all(job["timeout-minutes"] <= 350 for job in read(workflow)["jobs"].values())

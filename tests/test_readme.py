@@ -94,6 +94,7 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
 
 # Whose Python is run, and by whom. Here block by block, or as one program where the blocks belong together.
 HERE = (
+    "index",
     "extending",
     "after-the-run",
     "upper-level",
@@ -130,6 +131,10 @@ def test_the_python_of_a_page_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     program = compile(code, request.node.name, "exec", dont_inherit=True)  # without the future of this file
     exec(program, {"__name__": "__main__"})
+
+
+def test_the_home_page_of_the_site_shows_the_example_of_the_readme() -> None:
+    assert blocks(ROOT / "docs" / "index.md", "python") == blocks(ROOT / "README.md", "python")
 
 
 def test_somebody_runs_the_python_of_every_page() -> None:

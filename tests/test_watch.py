@@ -26,6 +26,7 @@ from fedbilevel.errors import RunFolderError
 from fedbilevel.record import RunFolder, glance
 from fedbilevel.record import _glance as looks
 from fedbilevel.report import run_main, run_page
+from fedbilevel.report._plot import _number
 from fedbilevel.watch import Watch
 from fedbilevel.watch import _server as server
 
@@ -138,6 +139,41 @@ def test_sites_have_their_names_and_a_failed_job_its_reason(tmp_path: Path) -> N
         page = run_main(glance(folder), 0.0)
     assert "NVIDIA FLARE, 3 sites" in page and "north <i>well</i>" in page
     assert "a site died" in page and "<td>under way</td>" in page
+    assert "waits for the sites" not in page, "there were evaluations since the second job was begun"
+
+
+def test_while_a_job_waits_for_its_sites_the_page_says_so_and_why(tmp_path: Path) -> None:
+    jobs: list[dict[str, Any]] = [
+        {"started": STARTED, "sites": ["north"], "reason": "a site died", "seconds": 9.0}
+    ]
+    jobs.append({"started": STARTED + 60})
+    folder = made(tmp_path / "run", federation={"run": "r", "sites": ["north", "south"], "jobs": jobs})
+    with locked(folder):
+        page = run_main(glance(folder), STARTED + 65)
+    assert "Job 1 failed. Job 2 waits for the sites to be up. Why: a site died" in page
+    assert '<td class="number">5 s</td>' in page, "the time that the job has taken so far"
+    jobs[-1]["sites"] = ["north"]
+    made(folder, federation={"run": "r", "sites": ["north", "south"], "jobs": jobs})
+    with locked(folder):
+        assert "waits for the sites" not in run_main(glance(folder), STARTED + 65)
+
+
+def test_a_run_that_was_resumed_tells_both_times(tmp_path: Path) -> None:
+    folder = made(tmp_path / "run", history=[line(i, seconds=100.0 * i) for i in range(11)])
+    with locked(folder):
+        page = run_main(glance(folder), STARTED + 20)
+    assert "of training, 20 s since it was resumed" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.0, "0"), (0.25, "0.25"), (2500.0, "2,500"), (25_000.0, "25k"), (200_000.0, "200k"), (2.5e6, "2.5M")),
+        *((1e12, "1e12"), (2.5e-4, "2.5e-4"), (3e-7, "3e-7")),
+    ],
+)
+def test_numbers_beside_a_curve_are_short_and_exact(value: float, text: str) -> None:
+    assert _number(value, percent=False) == text
 
 
 def test_nobody_is_called_well_before_anything_was_heard(tmp_path: Path) -> None:
@@ -160,7 +196,11 @@ def test_privacy_that_is_spent_is_told(tmp_path: Path) -> None:
     history = [line(i, epsilon=1.0 + i) for i in range(4)]
     settings = "[privacy]\nmode = 'central'\nnoise = 2.0\n"
     page = run_main(glance(made(tmp_path / "run", history=history, settings=settings)), 0.0)
-    assert "epsilon 4" in page and "mode = central, noise = 2.0" in page
+    assert (
+        page.count("epsilon 4<") == 1
+        and "Epsilon is 4 for all data of one client" in page
+        and "mode = central, noise = 2.0" in page
+    )
 
 
 def checkpoint(folder: Path, ledger: Any, iteration: int) -> None:

@@ -1,8 +1,9 @@
 """Look at the built site in headless Chromium: `make docs-check`.
 
 Every page is opened from the folder at the width of a phone and of a desk, light and dark. It is an error if a
-page asks for anything that is not a file of the site, if its script raises, if it is wider than the window, or if
-the search does not find a word. With `--shots FOLDER` pictures of some pages are kept, for people to look at.
+page asks for anything that is not a file of the site, if its script raises, if it is wider than the window, if a
+formula is not drawn, or if the search does not find a word. With `--shots FOLDER` pictures of some pages are kept,
+for people to look at.
 """
 
 from __future__ import annotations
@@ -27,11 +28,26 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (400, 1280)
 SCHEMES = {"light": "default", "dark": "slate"}  # and what the theme calls them
+# Without a window, and without what the browser itself would ask its maker for.
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-quic", "--disable-sync", "--disable-background-networking", "--disable-component-update"),
+)
 WIDER = """
 [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
     && !e.closest('.md-typeset__scrollwrap, pre, math, .md-nav')
     && !e.closest('p')?.querySelector('img[src$=".svg"]'))
     .map(e => e.tagName + ': ' + e.textContent.slice(0, 40)).slice(0, 3)
+"""
+RAW = """
+[...document.querySelectorAll('article p, article li, article td, article th, article h1, article h2')]
+    .map(e => {
+        const text = e.cloneNode(true);
+        text.querySelectorAll('code, pre').forEach(each => each.remove());
+        return text.textContent;
+    })
+    .map(text => text.match(/.{0,20}([$][^$\\s][^$]*[$]|[\\\\][a-z]{2,}).{0,20}/)?.[0])
+    .filter(found => found).slice(0, 3)
 """
 SEARCH = """
 (async () => {
@@ -123,8 +139,7 @@ async def browser() -> AsyncIterator[Browser]:
     if program is None:
         raise SystemExit("there is no Chromium on the PATH; install it, for example apt-get install chromium")
     with tempfile.TemporaryDirectory() as home:
-        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                   "--remote-debugging-port=0", f"--user-data-dir={home}", "about:blank"]  # fmt: skip
+        command = [program, *QUIET, "--remote-debugging-port=0", f"--user-data-dir={home}", "about:blank"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             told = Path(home) / "DevToolsActivePort"
@@ -160,6 +175,7 @@ async def check(site: Path, shots: Path | None, kept: list[str]) -> list[str]:
                 faults += [
                     f"{name} at {width}: {text!r} is wider than the page" for text in await page.value(WIDER)
                 ]
+                faults += [f"{name}: {text!r} has a formula that is not drawn" for text in await page.value(RAW)]
                 if shots is not None and name in kept:
                     await page.shot(shots / f"{name.replace('/', '-')[:-5]}-{width}-{scheme}.png")
         for word, expected in {

@@ -23,10 +23,10 @@ class _Formula(InlineProcessor):
 
 
 class Formulas(Extension):
-    """A dollar sign that is followed by a space, or by a digit, is a dollar sign."""
+    """A dollar sign is money if a space follows it, or if the next has a space before, or a digit after it."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         block = _Formula(r"(?s)\$\$(.+?)\$\$", md, "block")
-        inline = _Formula(r"(?<![\\$])\$(?![\s\d$])([^$\n]+?)(?<!\s)\$(?!\d)", md, "inline")
+        inline = _Formula(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<!\s)\$(?!\d)", md, "inline")
         md.inlinePatterns.register(block, "formula-block", 186)  # after code spans, before everything else
         md.inlinePatterns.register(inline, "formula", 185)

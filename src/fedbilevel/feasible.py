@@ -162,7 +162,8 @@ class Constrained(Protocol):
     """A problem with feasible sets. A problem of another library needs none, and then is not bound."""
 
     @property
-    def regions(self) -> Regions: ...
+    def regions(self) -> Regions:
+        """The feasible sets of x and y."""
 
 
 def regions_of(problem: Any) -> Regions:

@@ -121,6 +121,7 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
+        """The rounds of all steps."""
         return sum(a.rounds for a in self.steps.values())
 
     @property
@@ -130,14 +131,17 @@ class Ledger:
 
     @property
     def bytes_up(self) -> int:
+        """The bytes that clients have sent, in all steps."""
         return sum(a.bytes_up for a in self.steps.values())
 
     @property
     def bytes_down(self) -> int:
+        """The bytes that clients were sent, in all steps."""
         return sum(a.bytes_down for a in self.steps.values())
 
     @property
     def seconds(self) -> float:
+        """The seconds of all steps."""
         return sum(a.seconds for a in self.steps.values())
 
     def to_mapping(self) -> dict[str, Any]:
@@ -160,6 +164,7 @@ class Ledger:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Ledger:
+        """The ledger that `to_mapping` gave."""
         steps, probes = ({name: Account(**a) for name, a in values[book].items()} for book in ("steps", "probes"))
         return cls(
             steps,

@@ -48,10 +48,12 @@ class Oracle(Protocol):
     """
 
     @property
-    def x(self) -> Array: ...
+    def x(self) -> Array:
+        """The x that the client holds."""
 
     @property
-    def y(self) -> Array: ...
+    def y(self) -> Array:
+        """The y that the client holds."""
 
     def held(self, name: str) -> Array:
         """A vector that the server gave the client to hold, by its name."""
@@ -166,7 +168,8 @@ class OwnOracle(Oracle, Protocol):
     """
 
     @property
-    def w(self) -> Array: ...
+    def w(self) -> Array:
+        """The client's own variables, as a flat vector."""
 
     def f_w(self, y: Array, xi: Draw, at: Array | None = None) -> Array:
         """∇_w f_i(x, y; ξ)"""

@@ -99,13 +99,16 @@ class BilevelProblem(Protocol):
     """
 
     @property
-    def traceable(self) -> bool: ...
+    def traceable(self) -> bool:
+        """Whether JAX can trace the oracle."""
 
     @property
-    def chances(self) -> Chances | None: ...
+    def chances(self) -> Chances | None:
+        """For how long the random choices of the losses stay the same; None if the losses are not random."""
 
     @property
-    def over(self) -> Over: ...
+    def over(self) -> Over:
+        """The best way for a simulation to serve clients."""
 
     @property
     def flat_x(self) -> Flat:
@@ -116,10 +119,12 @@ class BilevelProblem(Protocol):
         """The same for the initial y."""
 
     @property
-    def size_x(self) -> int: ...
+    def size_x(self) -> int:
+        """The number of parameters in x."""
 
     @property
-    def size_y(self) -> int: ...
+    def size_y(self) -> int:
+        """The number of parameters in y."""
 
     def remember(self, x: Array, data: Arrays) -> Any:
         """The values that a client computes once when it is given a new x to hold, or None."""
@@ -265,6 +270,7 @@ class Problem:
 
     @cached_property
     def flat_x(self) -> Flat:
+        """The initial x as a flat vector in its feasible set, and the function that restores its structure."""
         if self.x is None and self.own is not None:
             return Flat(jnp.zeros(0, jnp.float32), lambda v: None)
         flat = flatten(self.x, "x")
@@ -272,6 +278,7 @@ class Problem:
 
     @cached_property
     def flat_y(self) -> Flat:
+        """The same for the initial y."""
         flat = flatten(self.y, "y")
         return flat._replace(vector=start_within(self.feasible_y, *flat, "feasible_y"))
 

@@ -57,6 +57,7 @@ class Bucketing:
 
     @property
     def remembers(self) -> bool:
+        """Whether the rule for the buckets goes on from its last result."""
         return remembers(self.rule)
 
     def at(self, place: Place) -> Rule:

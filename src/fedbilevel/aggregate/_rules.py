@@ -134,6 +134,7 @@ class CentredClipping:
 
     @property
     def remembers(self) -> bool:
+        """Whether it goes on from its last result."""
         return self.start == "last"
 
     def at(self, place: Place) -> Rule:

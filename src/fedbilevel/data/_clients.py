@@ -27,6 +27,7 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return int(jax.tree.leaves(self)[0].shape[0])
 
 
@@ -61,15 +62,18 @@ class Clients(Protocol):
     """
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """How many clients there are."""
 
     @property
     def capacity(self) -> ClientSize:
         """The largest number of rows of any client, for each part: engines pad to it."""
 
-    def size(self, client: int) -> ClientSize: ...
+    def size(self, client: int) -> ClientSize:
+        """The numbers of rows of a client."""
 
-    def load(self, client: int) -> ClientData: ...
+    def load(self, client: int) -> ClientData:
+        """The rows of a client."""
 
 
 class ClientSize(NamedTuple):
@@ -103,21 +107,26 @@ class ListedClients:
 
     @property
     def count(self) -> int:
+        """How many clients there are."""
         return len(self.data)
 
     @cached_property
     def capacity(self) -> ClientSize:
+        """The largest number of rows of any client, for each part."""
         sizes = [self.size(i) for i in range(self.count)]
         return ClientSize(max(s.lower for s in sizes), max(s.upper for s in sizes))
 
     @cached_property
     def test_rows(self) -> int:
+        """The largest number of test rows of any client."""
         return max(0 if data.test is None else data.test.rows for data in self.data)
 
     def size(self, client: int) -> ClientSize:
+        """The numbers of rows of a client."""
         return ClientSize(self.data[client].lower.rows, self.data[client].upper.rows)
 
     def load(self, client: int) -> ClientData:
+        """The rows of a client."""
         return self.data[client]
 
 
@@ -136,12 +145,14 @@ class LazyClients:
     test_rows: int = 0
 
     def size(self, client: int) -> ClientSize:
+        """The numbers of rows of a client, by `sizes` or by making its data."""
         if self.sizes is not None:
             return self.sizes(client)
         data = self.load(client)
         return ClientSize(data.lower.rows, data.upper.rows)
 
     def load(self, client: int) -> ClientData:
+        """Make the data of a client, and check that they fit."""
         data = self.make(client)
         limits = {**self.capacity._asdict(), "test": self.test_rows}
         if self.test_rows and data.test is None:

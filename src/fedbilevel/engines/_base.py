@@ -57,13 +57,16 @@ class Engine(Protocol):
     """Runs client steps."""
 
     @property
-    def problem(self) -> BilevelProblem: ...
+    def problem(self) -> BilevelProblem:
+        """The problem whose oracle the steps use."""
 
     @property
-    def clients(self) -> Clients: ...
+    def clients(self) -> Clients:
+        """The clients on which steps run."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the engine can do beyond running steps."""
 
     def replies(self, call: Call) -> Iterator[Replies]:
         """Run the step on every client of the cohort; yield replies in the order of the cohort."""

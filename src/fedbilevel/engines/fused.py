@@ -60,6 +60,7 @@ class Fused:
 
     @property
     def capabilities(self) -> Capabilities:
+        """What the engine can do beyond running steps."""
         return self._rounds.capabilities
 
     @cached_property
@@ -68,12 +69,15 @@ class Fused:
         return self._rounds.load(tuple(range(self.clients.count)))
 
     def replies(self, call: Call) -> Iterator[Replies]:
+        """The replies of one round, which is then run as the simulation runs it."""
         return self._rounds.replies(call)
 
     def average(self, call: Call, weights: np.ndarray, reduce: Reduce) -> Replies | None:
+        """The average of the replies of one round, as the simulation computes it."""
         return self._rounds.average(call, weights, reduce)
 
     def close(self) -> None:
+        """Forget data and compiled programs."""
         self.__dict__.pop("data", None)
         self.programs.clear()
         self._rounds.close()

@@ -35,6 +35,7 @@ class Loop:
         self._memories: dict[int, tuple[int, Any]] = {}
 
     def replies(self, call: Call) -> Iterator[Replies]:
+        """Run the step on one client after another."""
         for client in call.clients:
             try:
                 reply = self._reply(call, client)
@@ -45,6 +46,7 @@ class Loop:
             yield Replies(clients=(client,), reply=jax.tree.map(lambda a: a[None], reply))
 
     def close(self) -> None:
+        """Forget what clients remember and keep."""
         self._memories.clear()
         self._states.clear()
 

@@ -105,6 +105,7 @@ class Simulation:
         self._kept_bytes, self._work_bytes = self._estimate()
 
     def replies(self, call: Call) -> Iterator[Replies]:
+        """Run the step on all clients of the cohort at once, or on as many as fit into memory."""
         for chunk, asked in self._chunks(call.clients):
             with _told(call):
                 reply, _ = self._reply(call, chunk, asked)
@@ -124,6 +125,7 @@ class Simulation:
         return Replies(clients=asked, reply=reply, mean=mean)
 
     def close(self) -> None:
+        """Forget data, vectors and states."""
         self._kept.clear()
         self._held.clear()
         self._draws.clear()

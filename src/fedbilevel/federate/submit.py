@@ -14,6 +14,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,14 @@ class Submission:
         while True:
             job: dict[str, Any] = {"started": time.time()}
             record["jobs"].append(job)
-            folder.write_json(FEDERATION, record)  # whoever watches the run sees the names of its sites
+            write = partial(folder.write_json, FEDERATION, record)
+            write()  # whoever watches the run sees the names of its sites
             try:
-                self._attempt(spec, record["run"], job, _Follower(folder, spec.plan, observers, diary))
+                self._attempt(spec, record["run"], job, _Follower(folder, spec.plan, observers, diary), write)
             finally:
                 self.kit.drop()  # a session that is left open keeps this process alive
                 job["seconds"] = round(time.time() - job["started"], 2)
-                folder.write_json(FEDERATION, record)
+                write()
             if job.get("finished"):
                 write_run_page(folder)
                 break
@@ -153,8 +155,10 @@ class Submission:
         x, y = problem.flat_x.restore(state.x), problem.flat_y.restore(state.y)
         return Result(folder.path, folder.summary(), folder.history(), x, y)
 
-    def _attempt(self, spec: Spec, run: str, job: dict[str, Any], follow: _Follower) -> None:
-        """Submit one job, follow it to its end, and record its outcome."""
+    def _attempt(
+        self, spec: Spec, run: str, job: dict[str, Any], follow: _Follower, write: Callable[[], None]
+    ) -> None:
+        """Submit one job, follow it to its end, and record its outcome; `write()` keeps what is recorded."""
         folder = follow.folder
         up = self._gather(spec.federation.needed(len(self.sites)))
         job |= {"sites": up, "from_iteration": _reached(folder, spec)}
@@ -165,6 +169,7 @@ class Submission:
             self.kit.drop()
             job["reason"] = f"it could not be submitted: {error}"
             return
+        write()
         begun = heard = time.monotonic()
         while not job.get("ended"):
             time.sleep(PAUSE)

@@ -99,6 +99,7 @@ class Attack:
         self._factor = np.float32(usual if scale is None else math.copysign(scale, usual))
 
     def replies(self, call: Call) -> Iterator[Replies]:
+        """The replies of the engine, with those of the attackers replaced in rounds."""
         if call.kind is not Kind.ROUND:
             yield from self._engine.replies(call)
             return
@@ -112,6 +113,7 @@ class Attack:
             yield self._corrupted(call, chunk, lambda name, own: target[name])
 
     def close(self) -> None:
+        """Close the engine."""
         self._engine.close()
 
     def _corrupted(self, call: Call, chunk: Replies, lie: Callable[[str, np.ndarray], Any]) -> Replies:

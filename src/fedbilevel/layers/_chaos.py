@@ -94,10 +94,12 @@ class Chaos:
 
     @property
     def problem(self) -> BilevelProblem:
+        """The problem of the engine."""
         return self._engine.problem
 
     @property
     def clients(self) -> Clients:
+        """The clients of the engine."""
         return self._engine.clients
 
     def replies(self, call: Call) -> Iterator[Replies]:
@@ -127,6 +129,7 @@ class Chaos:
                     yield from self._faulty(call, client, own, kind)
 
     def close(self) -> None:
+        """Close the engine."""
         self._engine.close()
 
     def broken(self, name: str, address: Address, weights: np.ndarray) -> dict[tuple[int, int], Broken]:

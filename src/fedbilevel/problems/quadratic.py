@@ -259,6 +259,7 @@ class Quadratic:
         return QuadraticTask(*(a.astype(np.float32) for a in (A, B, b, J, c)), lower_is=self.lower_is)
 
     def task(self, data: DataSettings, seed: int) -> Task:
+        """The problem, its clients, its measure and its closed forms."""
         made = self.make(data.clients, seed)
         return Task(made.problem, made.clients, made.measure, closed=made)
 

@@ -81,7 +81,9 @@ def _section(s: Section) -> str:
 def html_table(rows: list[dict[str, Any]]) -> str:
     """Rows as a table that scrolls when it is too wide for the page."""
     header, lines = cells(rows)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    columns = zip(*lines, strict=True) if lines else [()] * len(header)
+    kinds = [_class(column[0]) if column and len(set(map(_class, column))) == 1 else "" for column in columns]
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(header, kinds, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{_class(text)}>{html.escape(text)}</td>" for text in line) + "</tr>"
         for line in lines

@@ -10,6 +10,7 @@ from itertools import pairwise
 BUCKETS = 300  # of a longer curve, each of these parts shows its first, smallest, largest and last value
 LARGEST = 1e30  # values beyond it are gaps, as those that are not finite
 SIDE = 1000  # the line is drawn in a square of this side, and stretched
+DECADE = 10.0  # values within it are drawn on a linear scale, on which they fill the height
 Point = tuple[float, float | None]
 
 
@@ -26,14 +27,14 @@ def line_plot(
 
     label    says to a reader who cannot see the picture what it shows
     percent  whether values are shares
-    log      whether the scale of the values is logarithmic, if all of them are positive
+    log      whether the scale of the values is logarithmic, if all are positive and they span more than a decade
     axis     whether the places have numbers
     """
     shown = [(x, y if y is not None and abs(y) <= LARGEST else None) for x, y in points if 0 <= x <= LARGEST]
     values = [y for _, y in shown if y is not None]
     if not values:
         return '<p class="note">There is no value yet.</p>'
-    log = log and min(values) > 0 and max(values) > 1.01 * min(values)
+    log = log and min(values) > 0 and max(values) > DECADE * min(values)
     drawn = _thinned([(x, y if y is None or not log else math.log10(y)) for x, y in shown])
     heights = [y for _, y in drawn if y is not None]
     right = max(x for x, _ in drawn) or 1.0
@@ -115,6 +116,9 @@ def _decades(low: float, high: float, count: int) -> list[float]:
 def _number(value: float, percent: bool) -> str:
     if percent:
         return f"{100 * value:.4g}%"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    if value and not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    for size, letter in ((1e6, "M"), (1e4, "k")):  # short, as there is little room beside a small curve
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):,.4g}{letter}"
     return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"

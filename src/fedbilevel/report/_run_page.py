@@ -108,7 +108,7 @@ def run_main(look: Glance, now: float) -> str:
         _rejected(look),
         _ledger(look),
         _privacy(look),
-        _jobs(look),
+        _jobs(look, now),
         _details(look),
     ]
     return "\n".join(part for part in parts if part)
@@ -151,8 +151,11 @@ def _about(look: Glance) -> str:
 
 
 def _tiles(look: Glance, pace: Pace, clinic: Clinic, metric: str | None) -> str:
-    """The three things that a person wants to see first."""
+    """What a person wants to see first."""
     tiles = [_going(look, metric), _time(look, pace), _people(look, clinic)]
+    if (spent := _epsilon(look)) is not None:
+        note = f"for all data of one client, after {look.history[-1]['rounds']:,} rounds"
+        tiles.append(_tile("Privacy spent", f"epsilon {spent}", note))
     bar = ""
     if pace.share is not None:
         bar = (
@@ -188,7 +191,8 @@ def _change(look: Glance, metric: str) -> str:
         return f"; the same as {span}"
     word = "better" if better(now, before, direction(metric)) else "worse"
     if metric.endswith("accuracy"):
-        return f"; {word} than {span} by {100 * abs(now - before):.2g} points"
+        points = f"{100 * abs(now - before):.2g}"
+        return f"; {word} than {span} by {points} point{'' if points == '1' else 's'}"
     return f"; {word} than {span} ({metric_text(metric, before)})"
 
 
@@ -202,7 +206,11 @@ def _time(look: Glance, pace: Pace) -> str:
     if last is None:
         return _tile("Time left", "starting", "Data are loaded and programs compiled.")
     ago = "" if pace.ago is None else f"; last evaluation {in_words(pace.ago)} ago"
-    passed = trained if pace.passed is None else f"{in_words(pace.passed)} so far, {trained}"
+    passed = trained
+    if pace.passed is not None:  # since this process was started, which may have resumed the run
+        resumed = pace.passed < (_finite(last["seconds"]) or 0.0)
+        so_far = f"{in_words(pace.passed)} {'since it was resumed' if resumed else 'so far'}"
+        passed = f"{trained}, {so_far}" if resumed else f"{so_far}, {trained}"
     if pace.left is None:
         return _tile("Time left", "not known yet", f"{passed}{ago}")
     value = f"{'at most ' if pace.at_most else 'about '}{in_words(pace.left)}"
@@ -213,7 +221,8 @@ def _people(look: Glance, clinic: Clinic) -> str:
     word = "Sites" if look.federation is not None else "Clients"
     known = "" if clinic.count is None else f"of {clinic.count:,}"
     refused = sum(each.refused for each in clinic.patients)
-    note = f"{refused:,} rejected replies so far" if refused else "no reply was rejected"
+    replies = "reply" if refused == 1 else "replies"
+    note = f"{refused:,} rejected {replies} so far" if refused else "no reply was rejected"
     if clinic.ill:
         return _tile(word, f"{clinic.ill:,} {known} {'is' if clinic.ill == 1 else 'are'} ill", note, "bad")
     if clinic.faltering:
@@ -239,6 +248,7 @@ def _notices(look: Glance, pace: Pace) -> str:
         notices.append(("warn", "No process has this run at the moment; it goes on with --resume."))
     if pace.quiet is not None:
         notices.append(("bad", f"There was no evaluation for {in_words(pace.quiet)}, far longer than usual."))
+    notices += _between_jobs(look)
     restarts = look.history[-1].get("restarts") if look.history else None
     if restarts:
         notices.append(
@@ -250,6 +260,18 @@ def _notices(look: Glance, pace: Pace) -> str:
     if not look.whole:
         notices.append(("", f"The history is long: the curves show {len(look.history):,} of its evaluations."))
     return "".join(f'<p class="notice {mood}">{_text(text)}</p>' for mood, text in notices)
+
+
+def _between_jobs(look: Glance) -> list[tuple[str, str]]:
+    """That a job of the federation failed and another is to follow, as long as that one has not begun."""
+    jobs = [] if look.federation is None or look.status != "under way" else look.federation["jobs"]
+    begun = _finite(jobs[-1].get("started")) if jobs else None
+    if begun is None or jobs[-1].get("sites") is not None or (look.written is not None and look.written > begun):
+        return []
+    if len(jobs) == 1:
+        return [("", "The run waits for its sites to be up.")]
+    why = jobs[-2].get("reason") or "no reason is known"
+    return [("warn", f"Job {len(jobs) - 1} failed. Job {len(jobs)} waits for the sites to be up. Why: {why}")]
 
 
 # Curves -----------------------------------------------------------------------------------------------
@@ -317,14 +339,14 @@ def _clients(clinic: Clinic, look: Glance) -> str:
             "how it is": each.state.value,
             "rejected": each.refused,
             "why": each.why,
-            "in its own words": each.said,
+            "details": each.said,
         }
         for each in shown
     ]
     if not cells and not rows:
         return ""
     if not any(each.said for each in shown):
-        rows = [{key: value for key, value in row.items() if key != "in its own words"} for row in rows]
+        rows = [{key: value for key, value in row.items() if key != "details"} for row in rows]
     more = len(clinic.patients) - len(shown)
     left = f'<p class="note">{more:,} more clients had replies rejected.</p>' if more > 0 else ""
     told = _as_of(look) if rows else ""
@@ -386,26 +408,29 @@ def _ledger(look: Glance) -> str:
     if not steps:
         return ""
     accounts = [(one_line(name, 60), account) for name, account in steps.items()]
-    on_wire = any(account.get("wire_up") or account.get("wire_down") for account in steps.values())
 
     def row(name: str, several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         def total(key: str) -> float:
-            return sum(_finite(account.get(key)) or 0.0 for account in several)
+            return _total(several, key)
 
         made: dict[str, Any] = {"step": name, "rounds": int(total("rounds"))}
         made |= {"MB up": f"{total('bytes_up') / 1e6:,.1f}", "MB down": f"{total('bytes_down') / 1e6:,.1f}"}
-        if on_wire:
-            wire = {"up": total("wire_up"), "down": total("wire_down")}
-            made |= {f"{way} with headers": f"{size / 1e6:,.1f}" for way, size in wire.items()}
         return made | {"seconds": f"{total('seconds'):,.1f}", "rejected": int(total("rejected"))}
 
     rows = [row(name, [account]) for name, account in accounts[:REASONS]]
     rows.append(row("all", [account for _, account in accounts]))
-    each = ""
+    told = []
     if look.at:
-        rounds = sum(account["rounds"] for account in steps.values())
-        each = f'<p class="note">{rounds / look.at:.4g} rounds per outer iteration.</p>'
-    return f'<section><h2>Ledger</h2><div class="ledger">{html_table(rows)}</div>{each}{_as_of(look)}</section>'
+        told.append(f"{_total(steps.values(), 'rounds') / look.at:.4g} rounds per outer iteration.")
+    up, down = (_total(steps.values(), key) / 1e6 for key in ("wire_up", "wire_down"))
+    if up or down:
+        told.append(f"With the headers of messages: {up:,.1f} MB up and {down:,.1f} MB down.")
+    more = f'<p class="note">{" ".join(told)}</p>' if told else ""
+    return f'<section><h2>Ledger</h2><div class="ledger">{html_table(rows)}</div>{more}{_as_of(look)}</section>'
+
+
+def _total(accounts: Iterable[Mapping[str, Any]], key: str) -> float:
+    return sum(_finite(account.get(key)) or 0.0 for account in accounts)
 
 
 def _as_of(look: Glance) -> str:
@@ -417,21 +442,28 @@ def _as_of(look: Glance) -> str:
 
 def _privacy(look: Glance) -> str:
     """The epsilon that is spent, and what it is spent with."""
-    there = [record for record in look.history if PRIVATE in record]
-    settings = look.settings.get("privacy")
-    if not there or not isinstance(settings, Mapping):
+    settings, told = look.settings.get("privacy"), _epsilon(look)
+    if told is None or not isinstance(settings, Mapping):
         return ""
-    value = _finite(there[-1][PRIVATE])
-    told = "infinite" if value is None else f"{value:.4g}"
     parts = [f"{name} = {settings[name]}" for name in ("mode", "noise", "delta", "clip") if name in settings]
     return (
-        f'<section><h2>Privacy spent</h2><p class="value">epsilon {told}</p>'
-        f'<p class="note">For all data of one client; {_text(", ".join(parts))}. Against communication rounds:</p>'
-        f"{_plot(look, PRIVATE, 160, True)}</section>"
+        f"<section><h2>Privacy spent <small>epsilon against communication rounds</small></h2>"
+        f"{_plot(look, PRIVATE, 160, True)}"
+        f'<p class="note">Epsilon is {told} for all data of one client, with {_text(", ".join(parts))}. '
+        f"Below one, the result tells little about a client; above ten, hardly anything is promised.</p></section>"
     )
 
 
-def _jobs(look: Glance) -> str:
+def _epsilon(look: Glance) -> str | None:
+    """The epsilon that is spent so far, in words; None for a run without privacy."""
+    there = [record[PRIVATE] for record in look.history if PRIVATE in record]
+    if not there:
+        return None
+    value = _finite(there[-1])
+    return "infinite" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _jobs(look: Glance, now: float) -> str:
     """The jobs that a run on a real federation has taken."""
     jobs = [] if look.federation is None else look.federation["jobs"]
     rows = []
@@ -439,12 +471,13 @@ def _jobs(look: Glance) -> str:
         if job.get("finished") is True:
             outcome = "finished"
         else:
-            outcome = one_line(str(job.get("reason", "")), 160) or (
-                "under way" if look.status == "under way" and number == len(jobs) else "not finished"
-            )
+            going = look.status == "under way" and number == len(jobs)
+            outcome = one_line(str(job.get("reason", "")), 160) or ("under way" if going else "not finished")
         sites = job.get("sites")
         told = ", ".join(one_line(str(site), 40) for site in sites[:20]) if isinstance(sites, list) else "-"
-        took = _finite(job.get("seconds"))
+        took, started = _finite(job.get("seconds")), _finite(job.get("started"))
+        if took is None and started is not None and outcome == "under way":
+            took = max(now - started, 0.0)
         start = job.get("from_iteration", "-")
         rows.append(
             {

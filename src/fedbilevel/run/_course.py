@@ -1,4 +1,4 @@
-"""The course of a run: its state, its place in the budget, and its records."""
+"""The course of a run: its state, its place in the budget, and its records. Its end is in `_ending`."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from .. import processes, rng
 from .._divergence import Restart, Suspect, check_losses, largest_curvature, smaller, suspect
 from ..advisor import Automatics, notes_on
 from ..aggregate import Memory
-from ..algorithms import Algorithm, SolvesAtClients
+from ..algorithms import Algorithm
 from ..engines import ClientStates, Engine, Fusible
 from ..errors import Diverged, SettingsError, UnknownName
 from ..federation import Federation
 from ..fused import Blocks, blocks_of
 from ..ledger import Ledger
 from ..loggers import LoggedRun, Logs
-from ..own import KEPT, OwnVariables, own_part
+from ..own import own_part
 from ..privacy import Accountant, Books, Privacy, Secret
-from ..problem import Finding, Task
+from ..problem import Task
 from ..problems import QuadraticTask
-from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state, summarise
-from ..report import draw_curve, draw_finding, draw_worst, ranked, write_run_page
+from ..record import BOOKS, Checkpoint, Plan, RunFolder, flatten_state, number, restore_state
 from ..rng import Root
-from ..runtime import peak_memory
 from ..schedules import decay_of, scheduled
 from ..spec import EvaluateSettings, FederationSettings, StopSettings
 from ..stepsizes import with_values
 from ..theory import floor_of
 from ._auto import EngineChoice
 from ._budget import Budget
-from ._evaluation import available, evaluate, figures_of, spent
-from ._personal import own_lowers
+from ._evaluation import available, evaluate, figures_of
 from ._rehearsal import rehearsed_rounds
 from ._watching import Observer, Progress
 
@@ -103,17 +100,17 @@ class Course:
         costs: Callable[[Federation, int], Iterable[int]] | None = None,
     ) -> None:
         """`costs(fed, n)` gives the rounds of each of the next n iterations, if that is known."""
-        self.setup, self.folder, self._logs, self._costs = setup, folder, logs, costs
+        self.setup, self.folder, self.logs, self._costs = setup, folder, logs, costs
         self.algorithm, self.automatics = setup.algorithm, Automatics.of(setup.algorithm)
         self.state = setup.algorithm.init(setup.task.problem, setup.task.clients.count)
         self.iteration, self.records, self.restarts = 0, list[dict[str, Any]](), list[Restart]()
         self.ended_early, self.notes = False, dict[str, str]()
-        self.summary: dict[str, Any] = {}  # how the run ended
+        self.summary: dict[str, Any] = {}  # how the run ended, once it has
         self._remember = own_part(setup.task.problem) is not None
         private = setup.privacy.mode is not None
-        self._accountant = Accountant(setup.privacy, remember=self._remember) if private else None
-        self._writes, self._compilations = folder is not None and processes.is_first(), compilations
-        self._states = setup.engine.capabilities.states
+        self.accountant = Accountant(setup.privacy, remember=self._remember) if private else None
+        self.writes, self.compilations = folder is not None and processes.is_first(), compilations
+        self.states = setup.engine.capabilities.states
         self.probed = _probed_clients(setup)
         self._memory: Memory = {}
         self._choose(setup.chosen)
@@ -158,17 +155,17 @@ class Course:
         self.state = processes.arrays_from_first(self.state)
         self._memory = _memory_from_first(self._memory)
         self._restore_steps(steps)
-        if self._states is not None and self.folder is not None:
-            self._open_states(self._states, self.folder.path / CLIENTS, kept)
-        elif self._states is not None:
-            self._states.clear()  # an engine that is given as an object may have those of an earlier run
+        if self.states is not None and self.folder is not None:
+            self._open_states(self.states, self.folder.path / CLIENTS, kept)
+        elif self.states is not None:
+            self.states.clear()  # an engine that is given as an object may have those of an earlier run
         self._set_ledger(Ledger.from_mapping(books))
         records, every = self.records, self.setup.evaluate.every
         if records and records[-1]["iteration"] % every and not self._budget.spent(self.iteration, records):
             records.pop()  # the end of a smaller budget was evaluated off the schedule, and this run continues
             self._rewrite_history()
         place = None if self.folder is None else self.folder.path
-        self._logs.start(LoggedRun(self.setup.title, self.setup.plan.values, place, tuple(records)))
+        self.logs.start(LoggedRun(self.setup.title, self.setup.plan.values, place, tuple(records)))
         if not records:
             self._evaluate(self._federation(1.0) if self.setup.strict_start else self.fed)
         self._good = self._here()
@@ -188,15 +185,15 @@ class Course:
 
     def _open_books(self) -> None:
         """Continue the books of a private run, in which every release so far is booked."""
-        if self._accountant is None:
+        if self.accountant is None:
             return
         own = () if self.folder is None else (self.folder.file(BOOKS),)
-        files = (*own, *self.setup.books) if self._writes else ()
+        files = (*own, *self.setup.books) if self.writes else ()
         books = Books(files, self.setup.name)
         if processes.are_several():  # only the first process has read the files
             lines = processes.from_first(lambda: books.lines)
             books = books if processes.is_first() else Books(name=self.setup.name, lines=lines)
-        self._accountant = Accountant(self.setup.privacy, books, remember=self._remember)
+        self.accountant = Accountant(self.setup.privacy, books, remember=self._remember)
 
     def _open_states(self, states: ClientStates, folder: Path, kept: dict[str, str]) -> None:
         """Continue from the states that clients kept.
@@ -375,66 +372,6 @@ class Course:
         self._rewrite_history()
         return True
 
-    def finish(self, **more: Any) -> dict[str, Any]:
-        """Write the summary and the curve, whether the run ended well or not."""
-        ledger = self.ledger
-        figures: dict[str, Any] = {
-            "seconds": ledger.seconds,
-            "compilations": self._compilations[0],
-            "peak_memory_mb": peak_memory(),
-        }
-        figures |= spent(self._accountant, self.fed)
-        if self.restarts:
-            figures["restarts"] = [each._asdict() for each in self.restarts]
-        if self.automatics.values:
-            figures["steps"] = self.automatics.to_mapping()
-        if "floor" in self.notes:
-            figures["floor"] = self.notes["floor"]
-        if self.chosen is not None:
-            figures["engine"] = self.chosen.to_mapping()
-        if advice := [text for kind, text in self.notes.items() if kind not in ("steps", "engine", "floor")]:
-            figures["notes"] = advice
-        if self.ended_early:
-            figures["ended_by"] = "observer"
-        figures |= {"spec": self.setup.plan.identity, "clients": self.setup.task.clients.count, **more}
-        summary = summarise(self.records, ledger.to_mapping(), window=self.setup.evaluate.window, **figures)
-        if self.folder is not None and self._writes:
-            self.folder.write_json("summary.json", summary)
-            found = self.finding()
-            if found is not None:
-                self.folder.write("finding.csv", ranked(found).encode())
-            if self.setup.draws:
-                picture = self.folder.file("curve.png")
-                draw_curve(self.records, picture, self.setup.title, self.setup.evaluate.metric)
-                if found is not None:
-                    draw_finding(found, self.folder.file("finding.png"), self.setup.title)
-                    if found.picture is not None:
-                        draw_worst(found, self.folder.file("worst.png"), self.setup.title)
-                write_run_page(self.folder)
-        self._logs.finish(summary)
-        self.summary = summary
-        return summary
-
-    def finding(self) -> Finding | None:
-        """What x says about clients, rows or other things, if the task has a word for it and x is finite."""
-        find, x = self.setup.task.finding, self.state.x
-        return None if find is None or not np.isfinite(x).all() else find(x, self.state.y)
-
-    def own(self) -> Mapping[int, Any] | None:
-        """The own variables of every client, which last beyond the engine; None if they are not here."""
-        part = own_part(self.setup.task.problem)
-        if part is None or self._states is None:
-            return None
-        kept = {client: self._states.read(client, self.ledger.clock).get(KEPT) for client in self._states}
-        return OwnVariables(part, self.setup.task.clients, kept.get)
-
-    def lower(self) -> Mapping[int, Any] | None:
-        """The y of every client that has kept one, as pytrees; None if clients keep none, or keep it elsewhere."""
-        algorithm = self.algorithm
-        if not isinstance(algorithm, SolvesAtClients) or not algorithm.own_lower().kept or self._states is None:
-            return None
-        return own_lowers(self.setup.task.problem, self._states, self.ledger.clock)
-
     def _set_ledger(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.fed = self._federation(self.setup.federation.min_replies)
@@ -459,7 +396,7 @@ class Course:
             iteration=None if rules.cohort_by == "rounds" else lambda: self.iteration,
             weighting=rules.weighting,
             gather=rules.gather(setup.privacy, setup.secret),
-            accountant=self._accountant,
+            accountant=self.accountant,
             ledger=self.ledger if ledger is None else ledger,
             memory=self._memory,
         )
@@ -467,8 +404,8 @@ class Course:
     def _save(self) -> None:
         """Make this the state to go back to, and to resume from."""
         self._good = self._here()
-        if self.folder is not None and self._writes:
-            kept = {} if self._states is None else self._states.save(self.ledger.clock)
+        if self.folder is not None and self.writes:
+            kept = {} if self.states is None else self.states.save(self.ledger.clock)
             books, restarts = self.ledger.to_mapping(), tuple(self.restarts)
             arrays, memory = flatten_state(self.state), self._memory
             steps = self.automatics.to_mapping() if self.automatics.values else {}
@@ -481,7 +418,7 @@ class Course:
         return _Good(self.state, self.iteration, self.ledger.to_mapping(), len(self.records), memory, steps)
 
     def _rewrite_history(self) -> None:
-        if self.folder is not None and self._writes:
+        if self.folder is not None and self.writes:
             self.folder.write_history(self.records)
 
     def _evaluate(self, fed: Federation | None = None) -> dict[str, Any]:
@@ -490,7 +427,7 @@ class Course:
             fed or self.fed,
             setup.task,
             setup.algorithm,
-            self._accountant,
+            self.accountant,
             self.state,
             self.iteration,
             self.probed,
@@ -507,9 +444,9 @@ class Course:
         for name, value in self.automatics.moving(self.algorithm, setup.task.clients.count).items():
             record.setdefault(name, number(value))
         self.records.append(record)
-        if self.folder is not None and self._writes:
+        if self.folder is not None and self.writes:
             self.folder.append(record)
-        self._logs.log(record)
+        self.logs.log(record)
         for series in self.fed.shown:
             for kind, text in notes_on(self.algorithm, series).items():
                 self.notes.setdefault(kind, text)

@@ -29,7 +29,8 @@ from ..settings import numbers_of
 from ..spec import Spec
 from ..steps import Draw, Sample
 from ._course import LONGEST, Course, Setup
-from ._train import OnDivergence, carry_out, result_of, turn_back
+from ._ending import finish, result_of
+from ._train import OnDivergence, carry_out, turn_back
 from ._watching import Result
 
 
@@ -97,7 +98,7 @@ class Together:
                 run.course.open(**self._opening)  # what is wrong at the start is wrong for all, and is raised
             while active := [run for run in runs if run.result is None]:
                 for run in [run for run in active if run.course.over]:
-                    run.course.finish()
+                    finish(run.course)
                     self._end(run)
                 self._advance([run for run in active if run.result is None])
         assert all(run.result is not None for run in runs)
@@ -188,11 +189,11 @@ class Together:
             try:
                 turn_back(course, error, self._on_divergence)
                 carry_out(course, (), self._on_divergence)  # it has other settings now
-                course.finish()
+                finish(course)
             except (Diverged, StepError, TooFewReplies):
                 pass  # its summary has the reason
         except (StepError, TooFewReplies) as error:
-            course.finish(failure=str(error))
+            finish(course, failure=str(error))
         self._end(run)
         return False
 

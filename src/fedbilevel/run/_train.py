@@ -6,12 +6,10 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from .. import processes
@@ -40,8 +38,8 @@ from ..spec import (
 )
 from ._auto import choose_engine
 from ._course import Course, Setup
+from ._ending import finish, result_of
 from ._evaluation import available
-from ._personal import join
 from ._watching import Observer, Result
 
 OnDivergence = Literal["stop", "restart"]
@@ -189,7 +187,7 @@ def train(
         course.open(resume=resume, overwrite=overwrite, accept_change=accept_change)
         try:
             carry_out(course, observers, on_divergence)
-            course.finish()
+            finish(course)
         except (Diverged, StepError, TooFewReplies) as error:
             error.result = result_of(course)
             raise
@@ -268,23 +266,6 @@ def _private(files: Sequence[Path], lasting: bool, given: Secret | None) -> tupl
     return name, Secret(bytes.fromhex(key))
 
 
-def result_of(course: Course) -> Result:
-    """The result of a run that has ended, well or not. Its engine is still open."""
-    problem, folder = course.setup.task.problem, course.folder
-    x, y = (jnp.asarray(vector) for vector in (course.state.x, course.state.y))
-    x, y = problem.flat_x.restore(x), problem.flat_y.restore(y)
-    return Result(
-        None if folder is None else folder.path,
-        course.summary,
-        course.records,
-        x,
-        y,
-        course.own(),
-        course.lower(),
-        partial(join, problem, course.algorithm, course.state.x),
-    )
-
-
 def carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDivergence) -> None:
     """Advance to the end. After an error, the results so far are kept with the reason why the run ended."""
     while True:
@@ -294,7 +275,7 @@ def carry_out(course: Course, observers: Sequence[Observer], on_divergence: OnDi
         except Diverged as error:
             turn_back(course, error, on_divergence)
         except (StepError, TooFewReplies) as error:
-            course.finish(failure=str(error))
+            finish(course, failure=str(error))
             raise
 
 
@@ -307,7 +288,7 @@ def turn_back(course: Course, error: Diverged, on_divergence: OnDivergence) -> N
         return
     what = "" if error.at_start else advice(found, len(course.restarts) if restart else None)
     told = error.told(f"outer iteration {course.iteration or 1}: {error}{what}")
-    course.finish(failure=str(told))
+    finish(course, failure=str(told))
     raise told from None
 
 
