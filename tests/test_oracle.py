@@ -20,7 +20,7 @@ from fedbilevel.engines._work import pad
 from fedbilevel.errors import SettingsError
 from fedbilevel.heads import norm, ridge
 from fedbilevel.models import mlp
-from fedbilevel.oracle import Arrays
+from fedbilevel.oracle import Arrays, moved
 from fedbilevel.problem import Problem
 from fedbilevel.problems import HyperRepresentation, Quadratic, QuadraticTask, representation_problem
 from fedbilevel.steps import Draw
@@ -199,6 +199,27 @@ def test_a_point_other_than_the_held_one_does_not_use_what_is_stored() -> None:
     got, expected, here = at(x, other)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
     assert np.linalg.norm(got - here) > 1e-2 * np.linalg.norm(here)
+
+
+def test_a_client_that_has_moved_has_the_derivatives_of_the_other_point_from_one_pass() -> None:
+    problem, passes = network(), list[Any]()
+    assert problem.embed is not None
+    counted = dataclasses.replace(problem, embed=lambda x, rows: passes.append(rows) or problem.embed(x, rows))  # type: ignore[misc,func-returns-value]
+    x, y, v = point(problem)
+    data, other = pad(DATA, SIZE), x + 0.5
+    there, at = moved(JaxOracle(counted, {"x": x, "y": y}, data), other, ALL, ALL)
+    first = (there.f_x(y, ALL, at), there.f_y(y, ALL, at), there.g_y(y, ALL, at))
+    got = (*first, there.g_yy(y, v, ALL, at), there.g_xy(y, v, ALL, at))
+    assert len(passes) == 2  # one for the rows of each level
+    expected = derivatives(problem, False)(other, y, v, data, ALL, ALL)
+    assert_equal_derivatives(dict(zip(NAMES, got, strict=True)), expected)
+
+
+def test_a_client_does_not_move_for_the_sake_of_a_few_rows() -> None:
+    problem = network()
+    x, y, _ = point(problem)
+    c = JaxOracle(problem, {"x": x, "y": y}, pad(DATA, SIZE))
+    assert moved(c, x + 0.5, ALL, SAMPLED[0])[0] is c
 
 
 def test_padding_never_changes_a_derivative() -> None:

@@ -152,6 +152,20 @@ class JaxOracle:
         self.w: Any = None if problem.own_part is None else self._own(problem.own_part)
         self.g_y = LowerGradient(self)
 
+    def moved(self, x: Array, *rows: Draw) -> JaxOracle | None:
+        """The client at another x, with one pass through `embed` for all derivatives there; None if it gains none.
+
+        It gains none if there is no `embed`, or if some of these draws are not all rows, since the pass has all.
+        """
+        if self._problem.embed is None or any(each.index is not None for each in rows):
+            return None
+
+        def passed(part: PartArrays) -> Embedded:
+            return Embedded(*jax.vjp(lambda v: self._problem.features(v, part.inputs), x))
+
+        memory = Memory(*map(passed, (self._data.lower, self._data.upper)))
+        return JaxOracle(self._problem, {**self._held, "x": x}, self._data, memory, self._kept)
+
     @property
     def x(self) -> Array:
         return self._held["x"]

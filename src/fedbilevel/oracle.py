@@ -121,6 +121,20 @@ class OnePoint(Protocol):
         """∇_x∇_y g_i(x, y; χ) as a matrix, with a row for each component of x"""
 
 
+@runtime_checkable
+class Moving(Protocol):
+    """An oracle that has several derivatives at another x for one pass through the body."""
+
+    def moved(self, x: Array, *rows: Draw) -> Oracle | None:
+        """The client at another x, for derivatives on these rows; None if that would gain nothing."""
+
+
+def moved(c: Oracle, x: Array, *rows: Draw) -> tuple[Oracle, Array | None]:
+    """An oracle and what its derivatives are given as `at`, for several derivatives at another x on these rows."""
+    there = c.moved(x, *rows) if isinstance(c, Moving) else None
+    return (c, x) if there is None else (there, None)
+
+
 def hessian(c: Oracle, y: Array, u: Draw, at: Array | None = None) -> Callable[[Any], Any]:
     """The function v ↦ ∇²_y g_i(x, y; u) v, with one forward pass for all products."""
     if isinstance(c, OnePoint):

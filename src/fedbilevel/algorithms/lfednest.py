@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from jax import Array
 
 from ..federation import Federation
-from ..oracle import Oracle, hessian
+from ..oracle import Oracle, hessian, moved
 from ..settings import Count, Positive, about, settings
 from ..steps import Draw, Stream, client_step, repeat, sgd
 from ..stepsizes import LowerRounds, Moves, Terms, alone, automatic
@@ -33,16 +33,17 @@ def local_upper_steps(
     """Upper steps along the client's own hypergradient, estimated anew at every x_i."""
 
     def hypergradient(x: Array, b: Draw) -> Array:
-        product = hessian(c, c.y, u, at=x)  # one forward pass for all T products
+        there, at = moved(c, x, b, chi, u)
+        product = hessian(there, c.y, u, at=at)  # one forward pass for all T products
 
         def term(_: int, carried: tuple[Any, Any]) -> tuple[Any, Any]:
             counter, total = carried
             counter = counter - lam * product(counter)
             return counter, total + counter
 
-        r = c.f_y(c.y, b, at=x)
+        r = there.f_y(c.y, b, at=at)
         p = lam * repeat(term, (r, r), T)[1]
-        return c.f_x(c.y, b, at=x) - c.g_xy(c.y, p, chi, at=x)
+        return there.f_x(c.y, b, at=at) - there.g_xy(c.y, p, chi, at=at)
 
     return Upper(sgd(hypergradient, c.x, alpha / xi.steps if shared else alpha, xi))
 
