@@ -166,6 +166,13 @@ def test_the_page_of_an_unfinished_comparison_says_what_was_not_run_and_claims_n
     assert "ahead of every control" not in page
 
 
+def test_a_comparison_of_which_nothing_was_run_writes_no_page_and_says_so(tmp_path: Path) -> None:
+    nothing = dict(seeds=2, runs=Runs(tmp_path / "runs"), jobs=1, console=QUIET, finished=True)
+    with pytest.raises(SettingsError, match="no row of it has been run to its end"):
+        compare(small(), out=tmp_path / "out", **nothing)  # type: ignore[arg-type]
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_run_that_diverged_is_not_chosen() -> None:
     assert best_of([None, 0.2, 0.4, 0.4], small()) == 2
     assert best_of([None, 0.2, 0.4], replace(small(), select="valid_loss")) == 1

@@ -111,6 +111,11 @@ def compare(
             cell = Cell(row, column, missing=True)
         cells.append(cell)
         progress.tell(f"{column.label}, {row.label}: {shown(cell, application.metric)}", time.monotonic() - start)
+    if all(cell.missing for cell in cells):
+        raise SettingsError(
+            f"{application.name}: no row of it has been run to its end, so there is nothing to write; "
+            "leave --finished out to run it, or name the folder of its runs by --keep"
+        )
     if application.equal_bytes:
         for column in application.columns:
             _at_equal_bytes(
