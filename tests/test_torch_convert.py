@@ -301,6 +301,10 @@ def binary_of_one(body: Any, head: Any, b: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a compiled module": (
+        dict(x=lambda: torch.compile(nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh()), backend="eager")),
+        r"x is compiled by torch\.compile, which does not work beside torchax; give the module as it was before",
+    ),
     "an operation that torchax does not know": (
         dict(x=Pooled),
         r"embed cannot be converted to JAX: torchax does not know aten::adaptive_max_pool2d in x\.inner\.1 "

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ class Converted:
 
     def __init__(self, problem: Losses, flat_y: Any) -> None:
         self._problem, self.flat_y, self.embed = problem, flat_y, problem.embed
+        for level, group in (("x", problem.body), ("y", problem.head)):
+            _refuse_compiled(level, group.module)
         self._torchax = _torchax()
         self._losses, self._features = self._environment(), self._environment()
         usual = self._torchax.registry.all_aten_ops[CONVOLUTION].func
@@ -204,6 +207,18 @@ class Converted:
                 operation = getattr(found["func"], "name", lambda f=found["func"]: f.__name__)()
             trace = trace.tb_next
         return operation, module
+
+
+def _refuse_compiled(level: str, module: Any) -> None:
+    """Raise if a module is compiled by PyTorch, which PyTorch cannot do once torchax has named its device."""
+    dynamo = sys.modules.get("torch._dynamo")  # whatever is compiled has imported it
+    for path, each in module.named_modules():
+        if dynamo is not None and isinstance(each, dynamo.OptimizedModule):
+            where = f"{level}.{path}".rstrip(".")
+            raise SettingsError(
+                f"{where} is compiled by torch.compile, which does not work beside torchax; give the module as it "
+                f"was before, which JAX compiles, or {OUT}"
+            )
 
 
 class _Names(NamedTuple):
