@@ -37,6 +37,9 @@ from torch_cases import (  # noqa: E402
 )
 
 HIDDEN, TOKENS, SIDE = 4, 8, 8
+# Together these take every derivative in every way: products, solves, whole matrices, g_x alone, and local heads.
+# All of METHODS agreed as well when they were tried; most of their time is spent on compilation.
+EACH_KIND = "fbo-aggitd", "fbo-aggitd, cg", "lfednest", "gossip", "fedsoba", "fed-f2sa", "local-lower, anew"
 ROUNDING = 1e-5  # the largest difference between JAX and PyTorch, relative to the length of a vector
 
 
@@ -218,7 +221,7 @@ def kind_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_a_simulation_of_converted_modules_is_the_loop_of_pytorch_after_ten_iterations(name: str) -> None:
     ours = trained(torch_problem(convert=True, **kind_of(name)), name, "simulation")
     theirs = trained(torch_problem(**kind_of(name)), name, "loop")
