@@ -65,6 +65,9 @@ def draw_panels(lines: Sequence[Line], panels: Mapping[str, str], title: str, pa
         for line in mine:
             _draw(axes, line, COLOURS[labels.index(line.label) % len(COLOURS)], AXES[x], both)
         _finish(axes, mine, AXES[x])
+    grid.flat[0].set_ylim(_lowest(lines), 1.0)  # the panels share it
+    for unused in grid.flat[count:]:
+        unused.set_visible(False)
     figure.suptitle(title, fontsize=12)
     for path in paths:
         figure.savefig(path, dpi=130)
@@ -84,14 +87,18 @@ def _draw(axes: Axes, line: Line, colour: str, x: Axis, both: bool) -> None:
         axes.plot(place, accuracy, marker="*", markersize=12, color=colour, markeredgecolor="white", zorder=4)
 
 
+def _lowest(lines: Sequence[Line]) -> float:
+    """Where the vertical axis begins: at a half if all lines end well above it, so that they can be told apart."""
+    tails = [np.asarray([r.get(line.metric) for r in h][-50:], float) for line in lines for h in line.histories]
+    finals = [tail[~np.isnan(tail)].mean() for tail in tails if not np.isnan(tail).all()]
+    return 0.5 if min(finals, default=0) > 0.7 else 0.0
+
+
 def _finish(axes: Axes, lines: Sequence[Line], x: Axis) -> None:
     axes.set(
         xlabel=x.label,
         ylabel=" and ".join(dict.fromkeys(ROWS[line.metric] for line in lines)) + " accuracy",
     )
-    tails = [np.asarray([r.get(line.metric) for r in h][-50:], float) for line in lines for h in line.histories]
-    finals = [tail[~np.isnan(tail)].mean() for tail in tails if not np.isnan(tail).all()]
-    axes.set_ylim(0.5 if min(finals, default=0) > 0.7 else 0.0, 1.0)
     if x.logarithmic:
         axes.set_xscale("log")
     else:
