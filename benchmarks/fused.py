@@ -1,19 +1,22 @@
 """The README's ridge example on the engines `fused` and `simulation`, side by side in one process.
 
-    python benchmarks/fused.py [--iterations 4000]
+    python benchmarks/fused.py [--iterations 4000] [--beside REVISION]
 
 prints the rounds a second of both, the ratio, the distance of their results, and how long each takes from nothing
 to the first result. The engines take turns, so that what else the machine does falls on all of them. The
-simulation is measured on one device, as in a script, and on two, as the command line has them.
+simulation is measured on one device, as in a script, and on two, as the command line has them. With a revision,
+the simulation of that revision takes turns with them too, in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 
 import fedbilevel as fb
 from fedbilevel.runtime import two_devices
+from revisions import revision
 
 HERE = Path(__file__).parent
 TURNS = 5
@@ -70,6 +74,25 @@ def cold(engine: str) -> tuple[float, float]:
     return wall, processor
 
 
+def older(source: Path, iterations: int) -> tuple[float, float]:
+    """The rounds a second of the simulation of older sources, by the clock and in processor time."""
+    script = (
+        "import fused; fused.PROBLEM = fused.ridge(); problem, clients, _ = fused.PROBLEM\n"
+        "engine = fused.fb.Simulation(problem, clients)\n"
+        f"fused.timed(engine, {iterations}); print(*fused.timed(engine, {iterations})[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HERE,
+        env=os.environ | {"PYTHONPATH": str(source)},
+    )
+    wall, processor = map(float, done.stdout.split())
+    return wall, processor
+
+
 PROBLEM: Any = ()
 
 
@@ -80,6 +103,7 @@ def main() -> None:
     parser.add_argument(
         "--iterations", type=int, default=4000, help="outer iterations of a run on the fused engine"
     )
+    parser.add_argument("--beside", metavar="REVISION", help="also the simulation of an older revision")
     asked = parser.parse_args()
     two_devices()
     PROBLEM = ridge()
@@ -96,9 +120,13 @@ def main() -> None:
     pairs = zip((one.x, one.y), (other.x, other.y), strict=True)
     apart = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
     timed(engines["fused"], asked.iterations)  # compiles the program of a longer block
-    turns = [{name: timed(engine, lengths[name])[1:] for name, engine in engines.items()} for _ in range(TURNS)]
+    with revision(asked.beside) if asked.beside else nullcontext() as source:
+        turns = list[dict[str, tuple[float, float]]]()
+        for _ in range(TURNS):
+            turn = {name: timed(engine, lengths[name])[1:] for name, engine in engines.items()}
+            turns.append(turn if source is None else turn | {f"simulation of {asked.beside}": older(source, few)})
     for at, what in enumerate(("wall", "processor")):
-        for name in engines:
+        for name in turns[0]:
             rate = statistics.median(turn[name][at] for turn in turns)
             ratios = sorted(turn["fused"][at] / turn[name][at] for turn in turns)
             told = f"; fused {statistics.median(ratios):.0f} times as many ({ratios[0]:.0f} to {ratios[-1]:.0f})"

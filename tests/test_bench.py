@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def test_a_convolution_counts_forward_weights_and_inputs_but_no_input_of_the_fir
     first, second, dense = 2 * 784 * 25 * 6, 2 * 100 * 150 * 16, 2 * 400 * 120
     head = 2 * 2 * (120 * 84 + 84 * 10)  # scores, and the gradient by the features
     assert two - one == 2 * first + 3 * second + 3 * dense + head
+
+
+@pytest.mark.slow
+def test_a_method_without_a_server_can_be_profiled() -> None:
+    """Its agents work alone, for which the federation asks the engine what it is capable of."""
+    parts = profile(dataclasses.replace(TINY, method="ma-dsbo", registered=2, terms=1), expected=4.0)
+    assert {"drawing rows", "dispatch"} < parts.keys()
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     return folder / "out", runs
 
 
-def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_six_of_ours() -> None:
+def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_seven_of_ours() -> None:
     assert study_names() == [
         "attacks",
         "cifar-fednest",
@@ -60,6 +60,7 @@ def test_there_is_a_study_for_every_table_and_figure_of_the_paper_and_six_of_our
         *(f"figure{i}" for i in range(2, 8)),
         "grid",
         "privacy",
+        "readings",
         "robust",
         "smoothing",
         "table1",

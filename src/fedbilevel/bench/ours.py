@@ -45,6 +45,7 @@ class Watched:
 
     def __init__(self, engine: Simulation) -> None:
         self.engine, self.problem, self.clients = engine, engine.problem, engine.clients
+        self.capabilities = engine.capabilities
         self.seconds: defaultdict[str, float] = defaultdict(float)
         names: dict[str, Callable[..., str]] = {
             "embed": lambda *_: "embedding",

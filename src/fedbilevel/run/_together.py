@@ -266,30 +266,11 @@ class _LossesOfMany:
     """The losses of the probed clients of many runs, in one program that serves one run after the other."""
 
     def __init__(self, engine: Any, runs: int, clients: int) -> None:
-        self._data, self._shape, problem = engine.data, (runs, clients), engine.problem
-        start = {"x": problem.flat_x.vector, "y": problem.flat_y.vector}
-        rows = {"xi": Sample("upper"), "zeta": Sample("lower")}
-        call = make_call(losses, Address(0, Kind.PROBE, 0), range(clients), {**start, **rows})
-        draws = dict.fromkeys(rows, Draw(None, None))
-
-        def one(vectors: Any, data: Any) -> Any:
-            return perform(problem, call, {}, vectors, {}, draws, {}, data, None)[0]
-
-        def each(data: Any, vectors: Any) -> Any:
-            if engine.over == "vmap":
-                return jax.vmap(one, (None, 0))(vectors, data)
-            return lax.map(lambda own: one(vectors, own), data)
-
-        @jax.jit
-        def program(data: Any, count: Any, probed: Any, x: Any, y: Any) -> Any:
-            def body(at: Any, made: Any) -> Any:
-                own = jax.tree.map(lambda a: a[probed[at]], data)
-                found = each(own, {"x": x[at], "y": y[at]})
-                return jax.tree.map(lambda all_, new: all_.at[at].set(new), made, found)
-
-            return lax.fori_loop(0, count, body, Losses(*2 * [jnp.zeros((runs, clients), jnp.float32)]))
-
-        self._program = program
+        self._data, self._shape = engine.data, (runs, clients)
+        key = "losses of many", runs, clients
+        if key not in engine.programs:  # another grid on the same engine has the same program
+            engine.programs[key] = _losses_program(engine, runs, clients)
+        self._program = engine.programs[key]
 
     def __call__(self, probed: Sequence[Sequence[int]], states: Sequence[Any]) -> list[Losses]:
         """The losses of each of the runs, whose clients and states are given."""
@@ -300,3 +281,31 @@ class _LossesOfMany:
         x, y = filled([s.x for s in states]), filled([s.y for s in states])
         found = jax.device_get(self._program(self._data, len(states), filled([*probed]), x, y))
         return [Losses(found.upper[at], found.lower[at]) for at in range(len(states))]
+
+
+def _losses_program(engine: Any, runs: int, clients: int) -> Any:
+    """The program of `_LossesOfMany`, for the first `count` runs."""
+    problem = engine.problem
+    start = {"x": problem.flat_x.vector, "y": problem.flat_y.vector}
+    rows = {"xi": Sample("upper"), "zeta": Sample("lower")}
+    call = make_call(losses, Address(0, Kind.PROBE, 0), range(clients), {**start, **rows})
+    draws = dict.fromkeys(rows, Draw(None, None))
+
+    def one(vectors: Any, data: Any) -> Any:
+        return perform(problem, call, {}, vectors, {}, draws, {}, data, None)[0]
+
+    def each(data: Any, vectors: Any) -> Any:
+        if engine.over == "vmap":
+            return jax.vmap(one, (None, 0))(vectors, data)
+        return lax.map(lambda own: one(vectors, own), data)
+
+    @jax.jit
+    def program(data: Any, count: Any, probed: Any, x: Any, y: Any) -> Any:
+        def body(at: Any, made: Any) -> Any:
+            own = jax.tree.map(lambda a: a[probed[at]], data)
+            found = each(own, {"x": x[at], "y": y[at]})
+            return jax.tree.map(lambda all_, new: all_.at[at].set(new), made, found)
+
+        return lax.fori_loop(0, count, body, Losses(*2 * [jnp.zeros((runs, clients), jnp.float32)]))
+
+    return program
