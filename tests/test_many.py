@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,16 @@ def test_an_optimiser_of_the_server_and_momenta_are_values_of_one_program(engine
     assert len(engine.programs) == before + 1
     for own, result in zip(settings, found, strict=True):
         agree(result, alone(engine, base, own, 1))
+
+
+def test_the_same_grid_with_other_values_compiles_nothing(
+    engine: fb.Fused, compilations: Callable[[], AbstractContextManager[list[str]]]
+) -> None:
+    method = fb.FedSOBA(participation=1.0)
+    many(engine, method, [{"alpha": 0.01}, {"alpha": 0.02}])
+    with compilations() as seen:
+        many(engine, method, [{"alpha": 0.03}, {"alpha": 0.05}])
+    assert seen == []
 
 
 def test_runs_that_differ_in_structure_are_in_programs_of_their_own(

@@ -56,6 +56,7 @@ class Fused:
             )
         self.problem, self.clients, self.over = problem, clients, over or problem.over
         self.single, self.programs = single, dict[Any, Any]()
+        self.measurements = dict[Any, Any]()  # programs that measure many runs at once
         self._rounds = Simulation(problem, clients, over=over, memory_limit=memory_limit, devices=1)
 
     @property
@@ -80,4 +81,5 @@ class Fused:
         """Forget data and compiled programs."""
         self.__dict__.pop("data", None)
         self.programs.clear()
+        self.measurements.clear()
         self._rounds.close()

@@ -267,10 +267,9 @@ class _LossesOfMany:
 
     def __init__(self, engine: Any, runs: int, clients: int) -> None:
         self._data, self._shape = engine.data, (runs, clients)
-        key = "losses of many", runs, clients
-        if key not in engine.programs:  # another grid on the same engine has the same program
-            engine.programs[key] = _losses_program(engine, runs, clients)
-        self._program = engine.programs[key]
+        if self._shape not in engine.measurements:  # another grid on the same engine has the same program
+            engine.measurements[self._shape] = _losses_program(engine, runs, clients)
+        self._program = engine.measurements[self._shape]
 
     def __call__(self, probed: Sequence[Sequence[int]], states: Sequence[Any]) -> list[Losses]:
         """The losses of each of the runs, whose clients and states are given."""
