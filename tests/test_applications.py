@@ -272,10 +272,24 @@ def test_too_many_rows_clients_or_components_are_refused_by_name() -> None:
 def test_a_finding_is_ranked_and_drawn_whether_things_are_few_or_many(tmp_path: Path) -> None:
     found = Finding("client", "weight", [0.2, 0.9, 0.2], ["bad", "good", "bad"])
     assert ranked(found).splitlines() == ["rank,client,weight,kind", "1,1,0.9,good", "2,0,0.2,bad", "3,2,0.2,bad"]
+    named = Finding("class", "shift", [1.0, 2.0], names=["a", "b"])
+    assert ranked(named).splitlines() == ["rank,class,shift,name", "1,1,2,b", "2,0,1,a"]
+    draw_finding(named, tmp_path / "named.png", "a title")
     for count in (3, 100, 1000):
         values = np.linspace(0, 1, count).tolist()
         draw_finding(Finding("row", "weight", values), tmp_path / f"{count}.png", "a title")
         assert (tmp_path / f"{count}.png").stat().st_size > 1000
+
+
+def test_penalties_are_shown_with_the_names_and_kinds_of_features() -> None:
+    """x is the natural logarithm of a penalty."""
+    task = Penalties(table="diabetes", useless=2).make(clients=2, seed=0)
+    found = task.finding(jnp.log(10.0) * jnp.arange(12), jnp.zeros(12))
+    np.testing.assert_allclose(found.values, np.arange(12), atol=1e-5)
+    assert found.names[2] == "bmi" and [*found.names[-2:]] == ["noise 1", "noise 2"]
+    assert [*found.kinds[9:]] == ["of the table", "of no use", "of no use"]
+    generated = Penalties(table="generated", features=4).make(clients=2, seed=0)
+    assert generated.kinds == ("of use", "of use", "of no use", "of no use") and not generated.names
 
 
 def test_a_run_leaves_its_finding_in_its_folder(tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ def test_a_tuned_head_is_the_result_of_gradient_steps_on_the_clients_own_rows() 
     assert float(found["test_accuracy"]) == pytest.approx(np.mean(right), abs=1e-6)
     assert float(found["worst_test_accuracy"]) == pytest.approx(np.min(right), abs=1e-6)
     assert "new_accuracy" in found and "valid_accuracy" in found
+    shown = task.finding(x, y)
+    np.testing.assert_allclose(shown.values[:4], right, atol=1e-6)
+    assert np.mean(shown.values[4:]) == pytest.approx(float(found["new_accuracy"]), abs=1e-6)
+    assert [*shown.kinds] == ["took part"] * 4 + ["newcomer with 10 rows"] * 2
 
 
 def whole(problem: Any, x: Any, part: Any) -> fb.Batch:

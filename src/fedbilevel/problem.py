@@ -385,6 +385,7 @@ class Finding(NamedTuple):
     values  the number of each
     kinds   the kind of each if the truth is known, as it is in a simulation; otherwise empty
     picture   the picture of a thing by its number, if things are images; None otherwise
+    names   the name of each, if it has one; otherwise empty
     """
 
     thing: str
@@ -392,6 +393,7 @@ class Finding(NamedTuple):
     values: Sequence[float]
     kinds: Sequence[str] = ()
     picture: Callable[[int], Picture] | None = None
+    names: Sequence[str] = ()
 
 
 class Task(NamedTuple):

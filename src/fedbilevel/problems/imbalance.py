@@ -89,7 +89,10 @@ class Imbalance:
         made = task_with_test(problem, clients, part(Rows(test, dataset.test_targets)), right)
 
         def finding(x: Array, y: Array) -> Finding:
-            return Finding("class", "shift", np.asarray(problem.flat_x.restore(x)["shift"]).tolist())
+            shifts = np.asarray(problem.flat_x.restore(x)["shift"]).tolist()
+            return Finding(
+                "class", "shift", shifts, names=[f"{i}: {count:,} rows" for i, count in enumerate(counts)]
+            )
 
         return made._replace(finding=finding)
 

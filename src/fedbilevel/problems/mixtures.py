@@ -110,7 +110,7 @@ class Mixtures(CheckedRows):
             return {**made.measure(x, y), **told}
 
         def finding(x: Array, y: Array) -> Finding:
-            return Finding("domain", "weight", np.asarray(self.weight(x)).tolist(), DOMAINS)
+            return Finding("domain", "weight", np.asarray(self.weight(x)).tolist(), names=DOMAINS)
 
         return made._replace(measure=measure, finding=finding)
 

@@ -34,12 +34,13 @@ from ..batch import Batch
 from ..data import ClientData, DataSettings, ListedClients, Part
 from ..errors import SettingsError
 from ..feasible import Box
-from ..problem import Problem, Task
+from ..problem import Finding, Problem, Task
 from ..settings import Size, about, settings
 
 Matrix = npt.NDArray[np.float64]
 LOW, HIGH = -8.0, 3.0
 NEWTON = 50  # Newton steps of the logistic loss, at most
+USELESS = "of no use"
 
 
 Loss = Literal["squares", "logistic"]
@@ -108,6 +109,8 @@ class PenaltiesTask:
     loss: Loss = "squares"
     groups: tuple[int, ...] = ()
     start: Matrix | None = None
+    names: tuple[str, ...] = ()  # of the features, if they have any
+    kinds: tuple[str, ...] = ()  # what is true of each feature, if it is known
 
     @cached_property
     def lower(self) -> Moments:
@@ -184,6 +187,11 @@ class PenaltiesTask:
         ]
         return min(float(each.fun) for each in found)
 
+    def finding(self, x: Array, y: Array) -> Finding:
+        """The logarithm of the penalty of every feature."""
+        logarithms = np.log10(self.penalties(x)).tolist()
+        return Finding("feature", "log₁₀ penalty", logarithms, self.kinds, names=self.names)
+
     def test_error(self, y: Matrix) -> float:
         """The mean squared error on test rows, or the share of wrong labels."""
         z = np.asarray(self.test.inputs, np.float64) @ y
@@ -247,7 +255,7 @@ class Penalties:
     def make(self, clients: int, seed: int) -> PenaltiesTask:
         """Draw or load the table, shuffle it, and deal two thirds of it out to the clients."""
         g = rng.generator(seed, "penalties")
-        a, b = self._table(g)
+        a, b, names, kinds = self._table(g)
         a = np.concatenate([a, g.normal(size=(len(a), self.useless))], axis=1)
         a, b = (a - a.mean(0)) / a.std(0), b - b.mean()
         b = b / b.std() if self.loss == "squares" else (b > 0).astype(np.float64)
@@ -269,7 +277,10 @@ class Penalties:
             raise SettingsError(f"problem.groups = {self.groups} is too much: there are {count} features")
         groups = tuple(np.arange(count) * self.groups // count) if self.groups else ()
         begun = None if self.start == "equal" else self._by_scikit_learn(a, b, np.concatenate(thirds[:2]))
-        return PenaltiesTask(ListedClients(data), those(thirds[2]), self.loss, groups, begun)
+        if self.useless:
+            names = (*names, *(f"noise {i + 1}" for i in range(self.useless))) if names else ()
+            kinds = (*(kinds or ["of the table"] * (count - self.useless)), *[USELESS] * self.useless)
+        return PenaltiesTask(ListedClients(data), those(thirds[2]), self.loss, groups, begun, names, kinds)
 
     def _by_scikit_learn(self, a: Matrix, b: Matrix, rows: npt.NDArray[np.intp]) -> Matrix:
         """The coefficients that cross-validation on these rows finds. The losses here have no intercept."""
@@ -287,15 +298,17 @@ class Penalties:
 
     def task(self, data: DataSettings, seed: int) -> Task:
         made = self.make(data.clients, seed)
-        return Task(made.problem, made.clients, made.measure)
+        return Task(made.problem, made.clients, made.measure, finding=made.finding)
 
-    def _table(self, g: np.random.Generator) -> tuple[Matrix, Matrix]:
+    def _table(self, g: np.random.Generator) -> tuple[Matrix, Matrix, tuple[str, ...], tuple[str, ...]]:
+        """Inputs, targets, the names of the features, and what is true of them, where that is known."""
         if self.table == "generated":
             a = g.normal(size=(3 * self.rows, self.features))
             useful = np.arange(self.features) < (self.features + 1) // 2
-            return a, a @ (useful * g.normal(size=self.features)) + g.normal(size=len(a))
+            b = a @ (useful * g.normal(size=self.features)) + g.normal(size=len(a))
+            return a, b, (), tuple("of use" if each else USELESS for each in useful)
         from sklearn.datasets import load_breast_cancer, load_diabetes
 
-        load = load_diabetes if self.table == "diabetes" else load_breast_cancer
-        a, b = load(return_X_y=True)
-        return np.asarray(a, np.float64), np.asarray(b, np.float64)
+        found = (load_diabetes if self.table == "diabetes" else load_breast_cancer)()
+        names = tuple(map(str, found.feature_names))
+        return np.asarray(found.data, np.float64), np.asarray(found.target, np.float64), names, ()

@@ -32,7 +32,7 @@ from ..batch import Batch
 from ..data import ClientData, DataSettings, Drawn, ListedClients, Part, own_tests
 from ..errors import SettingsError
 from ..models import ModelName, mlp
-from ..problem import Problem, Task
+from ..problem import Finding, Problem, Task
 from ..settings import Count, Positive, Size, about, settings
 from ._checked import halved_metrics, principal_components
 from .representation import HyperRepresentation, representation_problem
@@ -100,8 +100,13 @@ class PersonalHeads:
         if self.heads == "tuned":
             measures.append(self._measure(problem, taking, "test", tune=True))
             taking = [each._replace(test=None) for each in taking]
-        clients = ListedClients(taking)
-        return Task(problem, clients, lambda x, y: {k: v for each in measures for k, v in each(x, y).items()})
+        told = None if self.heads == "alone" else self._finding(problem, everyone, data.clients)
+        return Task(
+            problem,
+            ListedClients(taking),
+            lambda x, y: {k: v for each in measures for k, v in each(x, y).items()},
+            finding=told,
+        )
 
     def without_clients(self, data: DataSettings, seed: int) -> Problem:
         """The problem of `task` alone. Data are loaded only if the table of data sets lacks their shape."""
@@ -173,7 +178,37 @@ class PersonalHeads:
     def _measure(
         self, problem: Problem, clients: list[ClientData], name: str, tune: bool
     ) -> Callable[[Array, Array], Mapping[str, Array]]:
-        """Measures clients with heads that they train from y on their lower rows, or with y itself.
+        """The means over clients of their metrics, and the worst of them; see `_each`."""
+        each = self._each(problem, clients, tune)
+
+        def measure(x: Array, y: Array) -> dict[str, Array]:
+            found = each(x, y)
+            if name == "new":
+                return {"new_accuracy": found["test_accuracy"].mean()}
+            worst = {f"worst_{key}": value.min() for key, value in found.items() if key.endswith("accuracy")}
+            return {key: value.mean() for key, value in found.items()} | worst
+
+        return measure
+
+    def _finding(
+        self, problem: Problem, everyone: list[ClientData], taking: int
+    ) -> Callable[[Array, Array], Finding]:
+        """How well the body serves every client, those who took part and newcomers, with a head of its own."""
+        part, later = everyone[:taking], everyone[taking:]
+        few = [each._replace(lower=_first(each.lower, self.newcomer_rows)) for each in later]
+
+        def finding(x: Array, y: Array) -> Finding:
+            groups = [those for those in (part, few) if those]
+            values = [self._each(problem, g, tune=self.heads != "shared")(x, y)["test_accuracy"] for g in groups]
+            kinds = ["took part"] * len(part) + [f"newcomer with {self.newcomer_rows} rows"] * len(few)
+            return Finding("client", "test accuracy", np.concatenate(values).tolist(), kinds if few else ())
+
+        return finding
+
+    def _each(
+        self, problem: Problem, clients: list[ClientData], tune: bool
+    ) -> Callable[[Array, Array], Mapping[str, Array]]:
+        """Measures every client with the head that it trains from y on its lower rows, or with y itself.
 
         The server does it here because this is a simulation: nothing of it would be sent.
         """
@@ -192,15 +227,8 @@ class PersonalHeads:
             features = problem.features(x, tests.inputs)
             return problem.measured(x, y, Batch(tests.inputs, tests.targets, tests.weights, features, ids=ids))
 
-        @jax.jit
-        def measure(x: Array, y: Array, lower: Stacked, test: Stacked) -> dict[str, Array]:
-            found = jax.vmap(one, (None, None, 0, 0))(x, y, lower, test)
-            if name == "new":
-                return {"new_accuracy": found["test_accuracy"].mean()}
-            worst = {f"worst_{key}": value.min() for key, value in found.items() if key.endswith("accuracy")}
-            return {key: value.mean() for key, value in found.items()} | worst
-
-        return lambda x, y: measure(x, y, lower, test)
+        all_of_them = jax.jit(jax.vmap(one, (None, None, 0, 0)))
+        return lambda x, y: all_of_them(x, y, lower, test)
 
 
 def _first(part: Part, count: int) -> Part:

@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ._figures import FAINT, INK, MARK
 
 COLOURS = (INK, MARK, "#4d8a57", "#8a6d1f", "#6b4d8a")
 WORST = 4, 10  # rows and columns of pictures
+LONG = 8  # things whose names have room beside each other
 FEW, MANY = 40, 300  # things that are drawn as bars with their numbers, and as points; more are counted
 
 
@@ -22,9 +24,10 @@ def ranked(found: Finding) -> str:
     """The things with their values as CSV, the largest first."""
     stream = io.StringIO()
     rows = csv.writer(stream, lineterminator="\n")
-    rows.writerow(["rank", found.thing, found.what, *(["kind"] if found.kinds else [])])
+    also = {"name": found.names, "kind": found.kinds}
+    rows.writerow(["rank", found.thing, found.what, *(name for name, texts in also.items() if texts)])
     for place, i in enumerate(_order(found), 1):
-        rows.writerow([place, i, f"{found.values[i]:.6g}", *([found.kinds[i]] if found.kinds else [])])
+        rows.writerow([place, i, f"{found.values[i]:.6g}", *(texts[i] for texts in also.values() if texts)])
     return stream.getvalue()
 
 
@@ -40,7 +43,7 @@ def draw_finding(found: Finding, path: Path, title: str) -> None:
     if len(values) > MANY:
         apart = [values[kinds == name] for name in names]
         axes.hist(apart, bins=20, color=colours, label=names)
-        axes.set(xlabel=found.what, ylabel=f"{found.thing}s")
+        axes.set(xlabel=found.what, ylabel=_plural(found))
     else:
         for colour, name in zip(colours, names, strict=True):
             at = np.flatnonzero(kinds == name)
@@ -49,9 +52,13 @@ def draw_finding(found: Finding, path: Path, title: str) -> None:
             else:
                 axes.scatter(at, values[at], s=9, color=colour, label=name, linewidth=0)
         axes.axhline(0, color=FAINT, linewidth=1, zorder=0)
-        axes.set(ylabel=found.what, xlabel=f"{found.thing}s, from the largest {found.what} to the smallest")
+        axes.set(ylabel=found.what, xlabel=f"{_plural(found)}, from the largest {found.what} to the smallest")
         if len(values) <= FEW:
-            axes.set_xticks(range(len(values)), [str(i) for i in order], fontsize=7)
+            texts, long = [found.names[i] if found.names else str(i) for i in order], len(values) > LONG
+            leaning: dict[str, Any] = (
+                dict(rotation=60, ha="right", rotation_mode="anchor") if found.names and long else {}
+            )
+            axes.set_xticks(range(len(values)), texts, fontsize=8 if found.names else 7, **leaning)
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     if found.kinds:
@@ -77,11 +84,15 @@ def draw_worst(found: Finding, path: Path, title: str) -> None:
         axes.set_visible(False)
     counted = Counter(found.kinds[i] for i in worst) if found.kinds else Counter[str]()
     truth = "; ".join(f"{count} have a {kind}" for kind, count in counted.items())
-    told = f"{title}: the {len(worst)} {found.thing}s with the smallest {found.what}" + (
+    told = f"{title}: the {len(worst)} {_plural(found)} with the smallest {found.what}" + (
         f"\n{truth}" if truth else ""
     )
     figure.suptitle(told, x=0.01, ha="left", fontsize=10.5)
     figure.savefig(path, dpi=130)
+
+
+def _plural(found: Finding) -> str:
+    return found.thing + ("es" if found.thing.endswith("s") else "s")
 
 
 def _order(found: Finding) -> list[int]:

@@ -2,9 +2,10 @@
 
     h(x) = ∇_x f - ∇_x∇_y g p    at  y*(x),  with  ∇²_y g p = ∇_y f
 
-The method is run for some rounds with all clients, so that no cohort is drawn. In each of its outer iterations
-the way that x went is compared with -h at the x that it came from. y*(x) is found by Newton steps, and both
-systems are solved by conjugate gradients on all rows of all clients.
+The method is run for some rounds with all clients, so that no cohort is drawn. In some of its outer iterations
+the way that x went is compared with -h at the x that it came from. The cosines are averaged with the lengths of
+the ways as weights, because the direction says nothing where x has arrived and hardly moves. y*(x) is found by
+Newton steps, and both systems are solved by conjugate gradients on all rows of all clients.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from ..federation import Federation
 from ..problem import Problem
 from ..spec import Spec
 
-ROUNDS = 70  # after which the angles are averaged; an outer iteration of FBO-AggITD with N = 30 has 63
+ROUNDS = 70  # in which x is followed; an outer iteration of FBO-AggITD with N = 30 has 63
 NEWTON = 12  # Newton steps to y*(x)
 PRODUCTS = 300  # the most products of the conjugate gradients
-LAST = 5  # outer iterations over which the angle is averaged
+LOOKED = 10  # the most outer iterations at which the true hypergradient is computed
 
 
 class Truth(NamedTuple):
@@ -41,7 +42,7 @@ class Truth(NamedTuple):
 
 
 def cosine_of(spec: Spec) -> float:
-    """The mean cosine of the angle between the ways of x and -h, over the last iterations within `ROUNDS`.
+    """The mean cosine of the angles between the ways of x and -h, over iterations spread evenly over `ROUNDS`.
 
     A method that does not move x at all has the cosine 0.
     """
@@ -53,17 +54,20 @@ def cosine_of(spec: Spec) -> float:
         )
     chosen: Any = spec.algorithm
     method: Any = replace(chosen, participation=1.0)
-    fed, found = Federation(Simulation(task.problem, clients), seed=spec.seed), list[float]()
+    fed = Federation(Simulation(task.problem, clients), seed=spec.seed)
     truth, state = true_hypergradient(task.problem, clients), method.init(task.problem, clients.count)
     places = list[tuple[Array, Array, Array]]()
     while fed.ledger.rounds < ROUNDS or not places:
         before, state = state, method.step(fed, state)
         places.append((before.x, before.y, state.x - before.x))
-    for x, y, way in places[-LAST:]:
+    along = length = 0.0
+    for number in np.unique(np.linspace(0, len(places) - 1, LOOKED).round().astype(int)):
+        x, y, way = places[number]
         h = truth(x, y).h
-        sizes = float(jnp.linalg.norm(way) * jnp.linalg.norm(h))
-        found.append(float(-(way @ h)) / sizes if sizes > 0 else 0.0)
-    return float(np.mean(found))
+        size = float(jnp.linalg.norm(h))
+        along += float(-(way @ h)) / size if size > 0 else 0.0
+        length += float(jnp.linalg.norm(way))
+    return along / length if length > 0 else 0.0
 
 
 def true_hypergradient(problem: Problem, clients: Clients) -> Callable[[Array, Array], Truth]:
