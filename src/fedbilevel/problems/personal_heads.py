@@ -94,13 +94,13 @@ class PersonalHeads:
             problem = dataclasses.replace(problem, lower_is="global")
         taking, later = everyone[: data.clients], everyone[data.clients :]
         measures = list[Callable[[Array, Array], Mapping[str, Array]]]()
-        if later:
-            few = [each._replace(lower=_first(each.lower, self.newcomer_rows)) for each in later]
+        few = [each._replace(lower=_first(each.lower, self.newcomer_rows)) for each in later]
+        told = None if self.heads == "alone" else self._finding(problem, taking, few)
+        if few:
             measures.append(self._measure(problem, few, "new", tune=self.heads != "shared"))
         if self.heads == "tuned":
             measures.append(self._measure(problem, taking, "test", tune=True))
             taking = [each._replace(test=None) for each in taking]
-        told = None if self.heads == "alone" else self._finding(problem, everyone, data.clients)
         return Task(
             problem,
             ListedClients(taking),
@@ -191,16 +191,14 @@ class PersonalHeads:
         return measure
 
     def _finding(
-        self, problem: Problem, everyone: list[ClientData], taking: int
+        self, problem: Problem, taking: list[ClientData], few: list[ClientData]
     ) -> Callable[[Array, Array], Finding]:
         """How well the body serves every client, those who took part and newcomers, with a head of its own."""
-        part, later = everyone[:taking], everyone[taking:]
-        few = [each._replace(lower=_first(each.lower, self.newcomer_rows)) for each in later]
 
         def finding(x: Array, y: Array) -> Finding:
-            groups = [those for those in (part, few) if those]
+            groups = [those for those in (taking, few) if those]
             values = [self._each(problem, g, tune=self.heads != "shared")(x, y)["test_accuracy"] for g in groups]
-            kinds = ["took part"] * len(part) + [f"newcomer with {self.newcomer_rows} rows"] * len(few)
+            kinds = ["took part"] * len(taking) + [f"newcomer with {self.newcomer_rows} rows"] * len(few)
             return Finding("client", "test accuracy", np.concatenate(values).tolist(), kinds if few else ())
 
         return finding
