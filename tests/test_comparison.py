@@ -14,7 +14,9 @@ from rich.console import Console
 from fedbilevel.errors import SettingsError, UnknownName
 from fedbilevel.studies import Application, Runs, application_names, comparison, load_application, load_study
 from fedbilevel.studies.application import read_application
-from fedbilevel.studies.comparison import Cell, best_of, compare, verdict
+from fedbilevel.studies.cells import Cell
+from fedbilevel.studies.comparison import best_of, compare
+from fedbilevel.studies.comparison_page import verdict
 
 QUIET = Console(quiet=True)
 SMALL = """

@@ -14,7 +14,8 @@ from fedbilevel.report._quality import spread
 from fedbilevel.spec import load_spec
 from fedbilevel.studies import comparison
 from fedbilevel.studies.application import Column, Row
-from fedbilevel.studies.comparison import Cell, bought
+from fedbilevel.studies.cells import Cell
+from fedbilevel.studies.comparison_page import bought
 from fedbilevel.studies.quality import cosine_of, true_hypergradient
 
 QUADRATIC = {

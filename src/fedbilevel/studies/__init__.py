@@ -1,7 +1,8 @@
 """Studies: the paper's results, run again beside the paper's; applications beside their controls."""
 
 from .application import Application, application_names, load_application
-from .comparison import SEEDS, compare, verdict
+from .comparison import SEEDS, compare
+from .comparison_page import verdict
 from .reproduce import reproduce
 from .runner import Clock, Runs, clock, run_all
 from .study import QUICK, Study, load_study, study_names
