@@ -20,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +32,15 @@ WARM = 3  # iterations before any is timed
 
 def work(name: str) -> None:
     """Do an iteration of a case for every line of the standard input, and answer with its seconds."""
-    from fedbilevel.bench.cases import CASES
-    from fedbilevel.bench.ours import ours
     from fedbilevel.runtime import prepare_runtime
 
+    room = (
+        "fedbilevel.bench" if find_spec("fedbilevel.bench") else "fedbilevel_bench"
+    )  # before it was in the package
+    cases, ours = (import_module(f"{room}.{module}") for module in ("cases", "ours"))
     prepare_runtime()
-    iteration = ours(CASES[name])
-    for _ in range(WARM * (CASES[name].N + 1)):  # its programs depend on Q, which is drawn anew
+    iteration = ours.ours(cases.CASES[name])
+    for _ in range(WARM * (cases.CASES[name].N + 1)):  # its programs depend on Q, which is drawn anew
         iteration()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -47,9 +51,10 @@ def work(name: str) -> None:
 
 @contextmanager
 def revision(name: str) -> Iterator[Path]:
-    """A folder with the sources of a revision."""
+    """A folder with the sources of a revision. Its benchmarks are in the folder beside it."""
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", str(HERE), "archive", name, "src"], check=True, capture_output=True)
+        asked = ["git", "-C", str(HERE), "archive", name, "src", "benchmarks"]
+        archive = subprocess.run(asked, check=True, capture_output=True)
         subprocess.run(["tar", "-x", "-C", folder], check=True, input=archive.stdout)
         yield Path(folder) / "src"
 
@@ -62,7 +67,7 @@ def worker(source: Path, case: str) -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(source)},
+        env=os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{source.parent / 'benchmarks'}"},
     )
     try:
         yield process

@@ -14,7 +14,7 @@ import fedbilevel as fb
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Finding
 from fedbilevel.problems import Cleaning, ClientWeights, Fair, Imbalance, Mixtures, Penalties
-from fedbilevel.problems._checked import area_under_curve
+from fedbilevel.problems._checked import CheckedRows, area_under_curve
 from fedbilevel.problems.cleaning import recovered
 from fedbilevel.problems.mixtures import changed
 from fedbilevel.problems.weights import permutation
@@ -93,6 +93,18 @@ def test_a_network_may_be_the_lower_level() -> None:
     assert found["auc"] == 1.0
     with pytest.raises(fb.SettingsError, match="images of at least 9 x 9, not 8 x 8; use mlp"):
         ClientWeights(**SMALL, model="cnn").task(DIGITS, 0)
+
+
+def test_a_classifier_that_is_measured_in_blocks_of_rows_has_the_figures_of_all_rows_at_once() -> None:
+    learner = CheckedRows(model="cnn").learner(144, (12, 12, 1), 3, 0)
+    assert learner.block is not None
+    key = jax.random.key(1)
+    rows = jax.random.normal(key, (3 * learner.block + 5, 144))  # the last block is not full
+    batch = fb.Batch(rows, jax.random.randint(key, (len(rows),), 0, 3), jnp.ones(len(rows)), None)
+    blocks = learner.metrics(learner.start, rows, batch)
+    whole = learner._replace(block=None).metrics(learner.start, rows, batch)
+    assert float(blocks["test_accuracy"]) == float(whole["test_accuracy"])
+    np.testing.assert_allclose(blocks["test_loss"], whole["test_loss"], rtol=1e-6)
 
 
 def test_without_the_implicit_part_no_weight_moves() -> None:

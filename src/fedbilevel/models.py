@@ -281,6 +281,15 @@ class SmallBody(eqx.Module):
         return images.transpose(3, 1, 2, 0).reshape(rows.shape[0], -1)
 
     @property
+    def block(self) -> int:
+        """The most rows whose patches stay in the caches, which is up to ten times as fast without derivatives.
+
+        Derivatives of up to a thousand rows are faster at once, so the network does not cut its rows itself.
+        """
+        height, width = (self.convolutions[0].size(size) for size in self.shape[:2])
+        return BLOCK // (height * width * len(self.convolutions[0].kernel))
+
+    @property
     def features(self) -> int:
         """How many numbers a row has after both convolutions."""
         return math.prod(self._sizes) * len(self.convolutions[1].bias)

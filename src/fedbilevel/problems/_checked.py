@@ -24,7 +24,7 @@ from ..batch import Batch
 from ..data import Dataset, DataSettings, Part
 from ..errors import SettingsError
 from ..heads import ridge
-from ..models import Dense, mlp, small_cnn
+from ..models import Dense, SmallBody, in_blocks, mlp, small_cnn
 from ..settings import Count, Size, about, settings
 
 PyTree = Any
@@ -35,10 +35,14 @@ CERTAIN = 12.0  # a logit whose weight is one or zero up to 1e-5
 
 
 class Learner(NamedTuple):
-    """A classifier: its initial parameters, and the scores of the classes for rows of inputs."""
+    """A classifier: its initial parameters, and the scores of the classes for rows of inputs.
+
+    Measurements score `block` rows at a time, or all of them if it is None. Derivatives are of all rows at once.
+    """
 
     start: PyTree
     scores: Callable[[PyTree, Array], Array]
+    block: int | None = None
 
     def losses(self, y: PyTree, inputs: Array, targets: Array) -> Array:
         """The cross entropy of each row."""
@@ -46,11 +50,14 @@ class Learner(NamedTuple):
 
     def metrics(self, y: PyTree, inputs: Array, batch: Batch) -> dict[str, Array]:
         """Accuracy and cross entropy on test rows."""
-        right = self.scores(y, inputs).argmax(-1) == batch.targets
-        return {
-            "test_accuracy": batch.mean(right.astype(np.float32)),
-            "test_loss": batch.mean(self.losses(y, inputs, batch.targets)),
-        }
+
+        def score(rows: Array) -> Array:
+            return self.scores(y, rows)
+
+        scores = score(inputs) if self.block is None else in_blocks(score, inputs, self.block)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch.targets)
+        right = (scores.argmax(-1) == batch.targets).astype(np.float32)
+        return {"test_accuracy": batch.mean(right), "test_loss": batch.mean(losses)}
 
 
 class Rows(NamedTuple):
@@ -123,7 +130,11 @@ class CheckedRows:
             made = mlp(width, self.hidden, classes, key=key)
         else:
             made = small_cnn(shape, classes, key=key)
-        return Learner(tuple(made), lambda y, rows: y[1](y[0](rows)))
+        return Learner(
+            tuple(made),
+            lambda y, rows: y[1](y[0](rows)),
+            made.body.block if isinstance(made.body, SmallBody) else None,
+        )
 
     def deal(self, data: DataSettings, seed: int) -> Dealt:
         """The first rows of every client's two parts, as `data` splits them, with true labels."""
