@@ -14,12 +14,13 @@ from typing import Any
 from platformdirs import user_cache_path
 
 # Before JAX is imported: compiled programs are kept for all tests, workers and the processes they start, and for
-# the next checkout on this machine. They are about 20 MB, and compiling them is half of the work of a first run.
+# the next checkout on this machine. They are about 60 MB, and compiling them is half of the work of a first run.
+# The small ones are kept, too: most are single operations of a shape that many tests and processes have.
 PROGRAMS = user_cache_path("fedbilevel") / "programs-of-tests"
 STATE = Path(__file__).parent.parent / ".pytest_cache" / "state"  # the tests have a secret of their own
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("FEDBILEVEL_STATE", str(STATE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Ray gives its workers the lowest share of a busy machine, and a test that waits for them holds up its worker.
 os.environ.setdefault("RAY_worker_niceness", "0")
