@@ -32,6 +32,7 @@ from fedbilevel.aggregate import (
     Rule,
     TrimmedMean,
     WeightedMean,
+    traced_rule,
 )
 from fedbilevel.algorithms.aggitd import Gradients
 from fedbilevel.engines import Call, Fault, Reason, Replies, make_call
@@ -476,3 +477,39 @@ def test_an_algorithm_without_a_server_refuses_a_rule() -> None:
     with pytest.raises(SettingsError, match=r"federation.aggregator = 'median' is wrong: .* no server"):
         load_spec("demo", {"algorithm.name": "ma-dsbo", "federation.aggregator": "median"})
     load_spec("demo", {"algorithm.name": "ma-dsbo", "federation.aggregator": "mean"})
+
+
+TRACED = [
+    Median(),
+    TrimmedMean(),
+    TrimmedMean(share=0.4),
+    TrimmedMean(share=0.0),
+    NormBound(),
+    NormBound(radius=0.5),
+    CentredClipping(),
+    CentredClipping(radius=0.3, iterations=5),
+]
+
+
+@QUICK
+@given(
+    rows=arrays(
+        np.float32, st.tuples(st.integers(3, 8), st.integers(1, 3)), elements=st.sampled_from([-2, 0, 0.5, 3])
+    ),
+    rule=st.sampled_from(TRACED),
+    data=st.data(),
+)
+def test_a_rule_within_a_program_is_the_rule_on_the_host(rows: np.ndarray, rule: Any, data: Any) -> None:
+    """Also for equal replies and unequal weights."""
+    weights = np.asarray(
+        data.draw(st.lists(st.integers(1, 4), min_size=len(rows), max_size=len(rows))), np.float32
+    )
+    traced = traced_rule(rule)
+    assert traced is not None
+    expected = rule(rows, weights.astype(np.float64))
+    np.testing.assert_allclose(traced(jnp.asarray(rows), jnp.asarray(weights)), expected, atol=2e-6)
+
+
+def test_rules_that_need_the_host_are_not_traced() -> None:
+    host = GeometricMedian(), MultiKrum(), Bucketing(), CentredClipping(start="last"), WeightedMean()
+    assert [traced_rule(rule) for rule in (*host, None)] == [None] * 6

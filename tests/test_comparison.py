@@ -52,10 +52,13 @@ label = "alike"
 set = { "algorithm.name" = "fedavg", "algorithm.control" = "lower-only" }
 tries = { "algorithm.beta" = [1e-6, 0.5] }
 [[rows]]
-label = "median"
+label = "geometric median"
 columns = ["half bad"]
-set = { "algorithm.name" = "fedavg", "algorithm.control" = "lower-only", "federation.aggregator" = "median" }
 tries = { "algorithm.beta" = [1e-6, 0.5] }
+[rows.set]
+"algorithm.name" = "fedavg"
+"algorithm.control" = "lower-only"
+"federation.aggregator" = "geometric-median"
 """
 
 
@@ -104,13 +107,19 @@ def test_the_page_has_its_verdict_first_then_every_row_with_its_deviation(
     lines = (out / "small.md").read_text().splitlines()
     assert lines[2] == f"**{verdict(small(), cells)}**" and "A note." in lines
     text = "\n".join(lines)
-    for part in ("fedbilevel reproduce small --seeds 2", "revision", "| weights (bilevel) |", "| median |", "±"):
+    for part in (
+        "fedbilevel reproduce small --seeds 2",
+        "revision",
+        "| weights (bilevel) |",
+        "| geometric median |",
+        "±",
+    ):
         assert part in text
     assert text.count("| weights (bilevel) |") == 3 and text.count("| alike |") == 2 + 1  # no auc of a control
     assert [row["row"] for row in csv.DictReader((out / "small.csv").read_text().splitlines())] == [
         "weights",
         "alike",
-        "median",
+        "geometric median",
     ]
     records = json.loads((out / "small.json").read_text())
     assert all(len(record["test_accuracy_seeds"]) == 2 and record["rounds"] == 40 for record in records)
@@ -149,7 +158,7 @@ def test_the_verdict_names_the_columns_in_which_bilevel_is_behind_and_leaves_the
     behind = verdict(made, [cell(weights, 0.8), cell(alike, 0.7), cell(median, 0.81)])
     assert behind == (
         "Bilevel is behind its best control in 1 of 1 columns: "
-        "half bad by 1.00 points, less than a deviation (weights against median)."
+        "half bad by 1.00 points, less than a deviation (weights against geometric median)."
     )
 
 

@@ -100,6 +100,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+TRACEABLE = [fb.Median(), fb.TrimmedMean(share=0.3), fb.NormBound(), fb.CentredClipping(radius=0.5)]
 CHANCES: tuple[Chances | None, ...] = (None, "step")
 OURS = [
     name
@@ -272,9 +273,22 @@ def test_a_layer_around_the_engine_sees_every_round(engines: Engines) -> None:
     assert len(engine.noted) == 16
 
 
+@pytest.mark.parametrize("rule", TRACEABLE, ids=lambda rule: type(rule).__name__)
+def test_rules_that_can_be_traced_have_the_results_of_the_simulation(engines: Engines, rule: Any) -> None:
+    """Of vectors, and of next values of vectors, for which a rule is given differences."""
+    method = ALGORITHMS["fbo-aggitd"](**SETTINGS["fbo-aggitd"] | dict(participation=5))
+    agree(engines, method, federation={"aggregator": rule})
+
+
+def test_a_rule_is_not_taken_for_the_mean_of_an_earlier_run(engines: Engines) -> None:
+    one, other = (train(engines["fused"], HALF, federation={"aggregator": r}) for r in ("mean", "median"))
+    assert float(np.linalg.norm(one.y - other.y)) > 1e-3
+
+
 def test_what_needs_the_host_in_a_round_is_refused_by_name(engines: Engines) -> None:
     for more, named in (
-        ({"federation": {"aggregator": "median"}}, "federation.aggregator = 'median'"),
+        ({"federation": {"aggregator": "geometric-median"}}, "federation.aggregator = 'geometric-median'"),
+        ({"federation": {"aggregator": {"name": "centred-clipping", "start": "last"}}}, "federation.aggregator"),
         ({"federation": {"oversample": 0.5}}, "federation.oversample"),
         ({"federation": {"deadline": 1.0}}, "federation.deadline"),
         ({"privacy": {"mode": "local"}}, "privacy.mode"),

@@ -207,6 +207,16 @@ def test_folders_are_those_of_single_runs_and_can_be_continued(engine: fb.Fused,
     assert found[1].folder == tmp_path / "000-seed-3"
 
 
+def test_runs_with_a_rule_that_can_be_traced_are_in_one_program(engine: fb.Fused) -> None:
+    robust: dict[str, Any] = dict(federation={"aggregator": "trimmed-mean"})
+    method = dataclasses.replace(METHOD, estimator="summed")
+    found = many(engine, method, STEPS[:2], seeds=[3], **robust)
+    agree(found[1], alone(engine, method, STEPS[1], 3, **robust))
+    assert engine.programs
+    plain = many(engine, method, STEPS[1:2], seeds=[3])
+    assert float(np.linalg.norm(found[1].y - plain[0].y)) > 1e-3, "the rule is used"
+
+
 def test_a_setting_that_is_wrong_is_named(engine: fb.Fused) -> None:
     for own, named in (
         ({"alpha": -1.0}, r"settings\[1\] = .*alpha = -1\.0 is wrong"),
@@ -220,7 +230,9 @@ def test_a_setting_that_is_wrong_is_named(engine: fb.Fused) -> None:
 def test_what_needs_the_host_is_run_alone_with_a_word_unless_fused_is_asked_for(
     task: QuadraticTask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = dict(federation={"aggregator": "median"}, stop={"iterations": 1}, seeds=[2])
+    options: dict[str, Any] = dict(
+        federation={"aggregator": "geometric-median"}, stop={"iterations": 1}, seeds=[2]
+    )
     found = fb.train_many(task.problem, task.clients, METHOD, settings=STEPS[:1], **options)
     method = dataclasses.replace(METHOD, **STEPS[0])
     single = fb.train(
@@ -228,6 +240,6 @@ def test_what_needs_the_host_is_run_alone_with_a_word_unless_fused_is_asked_for(
     )
     agree(found[0], single)
     assert "1 runs are run one after the other" in caplog.text
-    assert "federation.aggregator = 'median'" in caplog.text
-    with pytest.raises(fb.SettingsError, match=r"federation\.aggregator = 'median'"):
+    assert "federation.aggregator = 'geometric-median'" in caplog.text
+    with pytest.raises(fb.SettingsError, match=r"federation\.aggregator = 'geometric-median'"):
         fb.train_many(task.problem, task.clients, METHOD, settings=STEPS[:1], engine="fused", **options)

@@ -20,7 +20,7 @@ from jax import Array
 from . import rng
 from ._collection import Collection, Weighting, weights_of
 from ._server import server_of
-from .aggregate import Apart, Gather, Mean, Memory, gather_by, quorum, remembering
+from .aggregate import Apart, Gather, Mean, Memory, Rule, gather_by, quorum, remembering, rule_of
 from .engines import Averaging, Call, Engine, Held, make_call
 from .errors import SettingsError, TooFewReplies
 from .ledger import Account, Ledger
@@ -141,8 +141,13 @@ class Federation:
 
     @property
     def rules(self) -> tuple[Any, ...]:
-        """The rules on which the books of an iteration and its mean depend, apart from the clients."""
-        return self._cohorts, self.iteration is None, self._weighting, self._min_replies, self.policies
+        """The rules on which the books of an iteration and its results depend, apart from the clients."""
+        return self._cohorts, self.iteration is None, self._weighting, self._min_replies, self.policies, self.rule
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that aggregates replies; None for the mean."""
+        return rule_of(self._gather)
 
     def weights(self, clients: Sequence[int]) -> np.ndarray:
         """The weights of clients in the mean."""

@@ -6,11 +6,12 @@ from typing import Any
 
 from ..names import Names
 from ._bucketing import RULES, Bucketing
-from ._gather import Gather, Rows, gather_by, remembering
+from ._gather import Gather, Rows, gather_by, remembering, rule_of
 from ._krum import MultiKrum
-from ._mean import Accumulator, Apart, Mean, finite_mean, mix, not_finite
+from ._mean import Accumulator, Apart, Mean, all_finite, finite_mean, mix, not_finite
 from ._rule import Memory, Place, Placed, Quorate, Rule, quorum
 from ._rules import CentredClipping, GeometricMedian, Median, NormBound, TrimmedMean, WeightedMean
+from ._traced import Traceable, TracedRule, traced_rule
 
 AGGREGATORS: Names[type[Any]] = Names(
     "aggregators",
@@ -37,12 +38,17 @@ __all__ = [
     "Quorate",
     "Rows",
     "Rule",
+    "Traceable",
+    "TracedRule",
     "TrimmedMean",
     "WeightedMean",
+    "all_finite",
     "finite_mean",
     "gather_by",
     "mix",
     "not_finite",
     "quorum",
     "remembering",
+    "rule_of",
+    "traced_rule",
 ]

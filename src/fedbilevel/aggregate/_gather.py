@@ -57,6 +57,11 @@ def gather_by(rule: Rule | None) -> Gather:
     return (lambda call: Mean()) if rule is None or isinstance(rule, WeightedMean) else GatherBy(rule)
 
 
+def rule_of(gather: Gather) -> Rule | None:
+    """The rule of a maker of `gather_by`; None for the mean."""
+    return gather.rule if isinstance(gather, GatherBy) else None
+
+
 class Rows:
     """The valid replies of a round, which are all kept until a rule aggregates them, in the order of the clients.
 

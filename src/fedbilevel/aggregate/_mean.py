@@ -110,9 +110,12 @@ def _finite(arrays: list[Array]) -> list[Array]:
 
 def finite_mean(arrays: list[Array], weights: Array) -> tuple[Array, list[Array]]:
     """Whether all replies are finite, and their weighted mean, within a program that JAX traces."""
-    return jnp.all(jnp.stack(_finite(arrays))), [
-        jnp.tensordot(weights, a, axes=1) / jnp.sum(weights) for a in arrays
-    ]
+    return all_finite(arrays), [jnp.tensordot(weights, a, axes=1) / jnp.sum(weights) for a in arrays]
+
+
+def all_finite(arrays: list[Array]) -> Array:
+    """Whether all replies are finite, within a program that JAX traces."""
+    return jnp.all(jnp.stack(_finite(arrays)))
 
 
 @jax.jit

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import rng
+from ..aggregate import traced_rule
 from ..engines import Fusible
 from ..errors import FedBilevelError, StepError
 from ..federation import Federation, drawn_clients
@@ -99,7 +100,7 @@ def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> B
     """What runs a method in blocks. The program of an earlier run of the same method is used again."""
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in map(jnp.asarray, jax.tree.leaves(state)))
     key = algorithm, fed.rules, shapes
-    if not is_settings(type(algorithm)) or not _is_hashable(algorithm):  # another object may have changed since
+    if not is_settings(type(algorithm)) or not _is_hashable(key):  # another object may have changed since
         return Blocks(engine, algorithm, fed, state)
     if key not in engine.programs:
         engine.programs[key] = Blocks(engine, algorithm, fed, state)
@@ -129,9 +130,12 @@ class Blocks:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.data))
         # The random numbers of a loss are long straight code, over which LLVM takes minutes in a single function.
         small = size < SMALL and problem.chances is None if engine.single is None else engine.single
+        rule = traced_rule(fed.rule)
+        if fed.rule is not None and rule is None:
+            raise unfit(f"the rule {type(fed.rule).__name__} needs the host")
         self._decay = decay_of(algorithm)
         held = [*self._forms, *(Form((), np.dtype(np.float32)) for _ in (*names, *self.clock(0)))]
-        self.program = Program(problem, engine.over, held, small=small)
+        self.program = Program(problem, engine.over, held, small=small, rule=rule)
         self._root: Any = None  # what is known of iterations: a Recorded, a Fork, or nothing
         sizes = [engine.clients.size(client) for client in range(self._count)]
         capacity = engine.clients.capacity
@@ -502,10 +506,10 @@ def _grown(array: np.ndarray, to: int) -> np.ndarray:
     return made
 
 
-def _is_hashable(algorithm: Any) -> bool:
-    """Whether a method can be looked up. One whose settings have a table, such as an optimiser's, cannot."""
+def _is_hashable(key: Any) -> bool:
+    """Whether a key can be looked up. That of a method whose settings have a table, as an optimiser's, cannot."""
     try:
-        hash(algorithm)
+        hash(key)
     except TypeError:
         return False
     return True

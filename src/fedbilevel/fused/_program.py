@@ -6,6 +6,7 @@ of the block was finite is an output.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,12 +19,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..aggregate import finite_mean
-from ..engines import perform
+from ..aggregate import TracedRule, all_finite, finite_mean
+from ..engines import Held, perform
 from ..oracle import Arrays
 from ..problem import BilevelProblem, Over
 from ..rng import Kind
-from ..steps import Chances, Moving, whole
+from ..steps import Chances, Moving, present, whole
 from ._single import compiled
 from ._tape import Form, Piece, Register, Tape, descriptor_key, forms
 from ._watch import Remember, Round
@@ -113,10 +114,15 @@ def group_of(node: Round) -> str | None:
 
 
 class Program:
-    """A program for a set of tapes. It grows with every tape that is added, and is then compiled again."""
+    """A program for a set of tapes. It grows with every tape that is added, and is then compiled again.
 
-    def __init__(self, problem: BilevelProblem, over: Over, state: Sequence[Form], small: bool) -> None:
-        self._problem, self._over, self._small = problem, over, small
+    `rule` aggregates the replies of a round; None means their mean.
+    """
+
+    def __init__(
+        self, problem: BilevelProblem, over: Over, state: Sequence[Form], small: bool, rule: TracedRule | None
+    ) -> None:
+        self._problem, self._over, self._small, self._rule = problem, over, small, rule
         self._state = tuple(state)
         self._pieces: dict[Any, int] = {}
         self._ends: dict[Any, int] = {}
@@ -352,9 +358,27 @@ class Program:
 
         replies = self._each(one, (vectors, arrays), (own(rows), draws, data, memory))
         leaves = jax.tree.leaves(replies)
-        finite, means = finite_mean([a.astype(jnp.float32) for a in leaves], own(given.weights))
-        typed = jnp.bool_(all(a.dtype == jnp.float32 for a in leaves))
-        return leaves if call.kind is Kind.LOCAL else means, finite & typed
+        typed, values = (
+            jnp.bool_(all(a.dtype == jnp.float32 for a in leaves)),
+            [a.astype(jnp.float32) for a in leaves],
+        )
+        if call.kind is Kind.LOCAL:
+            return leaves, all_finite(values) & typed
+        if self._rule is None:
+            finite, means = finite_mean(values, own(given.weights))
+            return means, finite & typed
+        held = {name: Held(0, value, ()) for name, value in vectors.items()}
+        before = dataclasses.replace(call, held=held, arrays=arrays).before
+        stacked = zip(present(replies), values, strict=True)
+        made = [self._ruled(self._rule, a, before.get(name), own(given.weights)) for name, a in stacked]
+        return made, all_finite(values) & typed
+
+    def _ruled(self, rule: TracedRule, stacked: Array, before: Array | None, weights: Array) -> Array:
+        """What a rule makes of a field. For the next value of a vector it is given the differences to it."""
+        rows = stacked.reshape(len(stacked), -1)
+        if before is None:
+            return rule(rows, weights).reshape(stacked.shape[1:])
+        return before + rule(rows - before, weights)
 
     def _draws(
         self, node: Round, still: Any, block: Block, place: Array, chances: Chances | None

@@ -35,7 +35,7 @@ TRIED = {
         "iota",
         "select_n",
     ),
-    *("eq", "ne", "lt", "le", "gt", "ge", "and", "is_finite", "reduce_sum", "reduce_max", "reduce_and"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "is_finite", "reduce_sum", "reduce_max", "reduce_and"),
     *("dot_general", "gather", "broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate", "stack"),
     *("split", "pad", "slice", "dynamic_slice", "dynamic_update_slice", "cond", "scan", "while", "jit"),
     *("custom_jvp_call", "stop_gradient", "iota"),

@@ -369,6 +369,7 @@ def _federation(setup: Setup, engine: Any) -> Federation:
         cohorts=rules.cohort,
         iteration=None if rules.cohort_by == "rounds" else lambda: 0,
         weighting=rules.weighting,
+        gather=rules.gather(setup.privacy, None),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..aggregate import AGGREGATORS, quorum
+from ..aggregate import AGGREGATORS, quorum, traced_rule
 from ..algorithms import ALGORITHMS, Algorithm, Checked, MovesOwn, Sampling, lower_kinds
 from ..errors import SettingsError
 from ..feasible import regions_of
@@ -154,9 +154,9 @@ def check_fusible(
             f"algorithm.{name} = 'auto' is wrong with federation.engine = 'fused': it changes from one iteration "
             "to the next; use the engine 'simulation', or give a number"
         )
-    rule = federation.rule and named(AGGREGATORS, federation.rule)["name"]
+    rule = None if traced_rule(federation.rule) else federation.rule
     for field, value in {
-        "federation.aggregator": rule,
+        "federation.aggregator": rule and named(AGGREGATORS, rule)["name"],
         "federation.deadline": federation.deadline,
         "federation.oversample": federation.oversample or None,
         "attack.kind": None if attack.kind == "label-flip" else attack.kind,
