@@ -94,7 +94,6 @@ def test_a_command_that_does_not_exist_is_noticed(line: str, message: str) -> No
 
 # Whose Python is run, and by whom. Here block by block, or as one program where the blocks belong together.
 HERE = (
-    "index",
     "extending",
     "after-the-run",
     "upper-level",
@@ -108,11 +107,11 @@ HERE = (
 DEEPER = ("algorithms/local-lower", "learn/hypergradient", "reference/run-folder", "reference/wire")
 SINGLE = ("README.md", "examples/momentum/README.md", *(f"docs/{name}.md" for name in HERE + DEEPER))
 TOGETHER = ("docs/learn/own-problem.md", "docs/theory.md")
-# By `make walk`, with the commands between the blocks, and by another test.
+# By `make walk`, with the commands between the blocks, and by another test. The home page has that of the README.
 WALKED = tuple(
     f"docs/{name}.md" for name in ("learn/choosing", "learn/federation", "learn/trust", "howto/recipes")
 )
-TRIED = {"CONTRIBUTING.md": "test_leaderboard.py"}
+TRIED = {"CONTRIBUTING.md": "test_leaderboard.py", "docs/index.md": "test_readme.py"}
 
 RUN = [
     pytest.param(code, id=f"{name}, Python block {number}")
