@@ -510,6 +510,8 @@ def test_a_rule_within_a_program_is_the_rule_on_the_host(rows: np.ndarray, rule:
     np.testing.assert_allclose(traced(jnp.asarray(rows), jnp.asarray(weights)), expected, atol=2e-6)
 
 
-def test_rules_that_need_the_host_are_not_traced() -> None:
+def test_rules_that_need_the_host_or_may_change_are_not_traced() -> None:
     host = GeometricMedian(), MultiKrum(), Bucketing(), CentredClipping(start="last"), WeightedMean()
     assert [traced_rule(rule) for rule in (*host, None)] == [None] * 6
+    changing: Any = type("Changing", (), {"__hash__": None, "traced": Median().traced})()
+    assert traced_rule(changing) is None

@@ -28,7 +28,11 @@ class Traceable(Protocol):
 
 
 def traced_rule(rule: object) -> TracedRule | None:
-    """A rule within a program; None if it needs the host."""
+    """A rule within a program, which is looked up by it; None if it needs the host or cannot be looked up."""
+    try:
+        hash(rule)
+    except TypeError:
+        return None
     return rule.traced if isinstance(rule, Traceable) else None
 
 
