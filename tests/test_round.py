@@ -212,7 +212,7 @@ def test_auto_is_fused_for_a_small_problem_and_says_so(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("settings", "more", "why"),
     [
-        ({}, {"federation": {"aggregator": "median"}}, "federation.aggregator = 'median'"),
+        ({}, {"federation": {"aggregator": "geometric-median"}}, "federation.aggregator = 'geometric-median'"),
         ({"estimator": "cg"}, {}, "it looks at values within an iteration"),
     ],
 )

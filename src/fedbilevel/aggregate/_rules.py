@@ -65,6 +65,7 @@ class Median:
 
     @property
     def traced(self) -> TracedRule:
+        """The median within a program."""
         return _traced.median
 
 
@@ -94,6 +95,7 @@ class TrimmedMean:
 
     @property
     def traced(self) -> TracedRule:
+        """The trimmed mean within a program."""
         return lambda rows, weights: _traced.trimmed_mean(rows, weights, self._cut(len(rows)))
 
     def _cut(self, count: int) -> int:
@@ -161,7 +163,7 @@ class CentredClipping:
 
     @property
     def traced(self) -> TracedRule | None:
-        """None if it remembers."""
+        """The clipped mean within a program; None if it remembers."""
         if self.remembers:
             return None
         return partial(_traced.centred_clipping, radius=self.radius, iterations=self.iterations)
@@ -196,6 +198,7 @@ class NormBound:
 
     @property
     def traced(self) -> TracedRule:
+        """The bounded mean within a program."""
         return partial(_traced.norm_bound, radius=self.radius)
 
 

@@ -358,10 +358,8 @@ class Program:
 
         replies = self._each(one, (vectors, arrays), (own(rows), draws, data, memory))
         leaves = jax.tree.leaves(replies)
-        typed, values = (
-            jnp.bool_(all(a.dtype == jnp.float32 for a in leaves)),
-            [a.astype(jnp.float32) for a in leaves],
-        )
+        typed = jnp.bool_(all(a.dtype == jnp.float32 for a in leaves))
+        values = [a.astype(jnp.float32) for a in leaves]
         if call.kind is Kind.LOCAL:
             return leaves, all_finite(values) & typed
         if self._rule is None:
