@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,11 +46,21 @@ def read_cifar(files: Mapping[str, bytes]) -> Tables:
 
 def read_digits(files: Mapping[str, bytes]) -> Tables:
     """Take the digits that scikit-learn contains. Every fifth row of a class, in stored order, is for testing."""
-    from sklearn.datasets import load_digits
-
-    digits: Any = load_digits()
-    inputs, targets = digits.data.astype(np.uint8), digits.target.astype(np.uint8)
+    rows = _digits().astype(np.uint8)
+    inputs, targets = rows[:, :-1], rows[:, -1]
     test = np.zeros(len(targets), bool)
     for label in range(10):
         test[np.flatnonzero(targets == label)[4::5]] = True
     return Tables(inputs[~test], targets[~test], inputs[test], targets[test])
+
+
+def _digits() -> Any:
+    """Rows of 64 pixels and a label. They are read from scikit-learn's file, as importing it takes half a second."""
+    found = find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits  # its files have another place than in the releases that we know
+
+    return np.column_stack(load_digits(return_X_y=True))
