@@ -15,10 +15,9 @@ PIP := --quiet --disable-pip-version-check
 # The tests of a file stay together, as they share what they set up.
 WORKERS = -n $(1) --dist loadfile --no-loadscope-reorder
 # The tests compile their programs with less optimisation than users do (tests/conftest.py). These files run with XLA's own
-# settings, because what they compare to the last bits is promised to users: the golden trace, the engines with each other,
-# and a federation and a cluster with the loop and the simulation. The last three start federations, too, for which they wait
-# as those do, so both parts take about as long.
-USERS := $(patsubst %,tests/test_%.py,flare ray engines golden example doors torch_federation)
+# settings, because what they compare to the last bits is promised to users: the golden trace, and a federation and a cluster
+# with the loop and the simulation.
+USERS := $(patsubst %,tests/test_%.py,flare ray golden example)
 OTHERS := tests $(USERS:%=--ignore=%)
 # Tests start many processes, and each would compile all of our modules again if no bytecode were kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,10 +29,10 @@ demo: $(BASE)  ## train on non-i.i.d. MNIST with FBO-AggITD; results in runs/dem
 	$(BIN)/fedbilevel run demo --out runs/demo --overwrite --or-digits
 
 # Both parts run at the same time, as the first one waits for the processes of federations and clusters half of the time.
-# What it says is shown at the end.
+# What it says is shown at the end. The second part has a third worker, as it starts processes and waits for them, too.
 test: $(READY)  ## all tests
 	@XLA_FLAGS= $(BIN)/python -m pytest $(call WORKERS,2) $(USERS) > .venv/users.log 2>&1 & users=$$!; \
-		trap "kill $$users" INT TERM; $(BIN)/python -m pytest $(call WORKERS,2) $(OTHERS); others=$$?; \
+		trap "kill $$users" INT TERM; $(BIN)/python -m pytest $(call WORKERS,3) $(OTHERS); others=$$?; \
 		wait $$users; users=$$?; cat .venv/users.log; exit $$((users + others))
 
 test-fast: $(READY)  ## the tests without those that start federations and clusters, for daily work

@@ -22,8 +22,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("FEDBILEVEL_STATE", str(STATE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# The matrices of tests are small. The threads of OpenBLAS, of which NumPy and SciPy have a set each, wait for the next
-# product by counting, which took a tenth of the processor time of the tests.
+# The matrices of tests are small. The threads of OpenBLAS, of which NumPy and SciPy have a set each, wait for the
+# next product by counting, which took a tenth of the processor time of the tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Ray gives its workers the lowest share of a busy machine, and a test that waits for them holds up its worker.
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -52,8 +52,8 @@ settings.load_profile("same every time")
 share()
 
 # These files take longest and come first, so that the workers end together.
-NAMES = ["flare", "ray", "example", "matrix", "studies", "doors", "run", "many", "readme", "dropout", "single"]
-NAMES += ["storage", "engines", "blame", "scale", "distributed", "theory", "tune"]
+NAMES = ["flare", "ray", "example", "doors", "matrix", "studies", "torch_federation", "run", "many", "readme"]
+NAMES += ["dropout", "single", "storage", "engines", "blame", "scale", "distributed", "theory", "tune"]
 LONGEST = [f"test_{name}.py" for name in NAMES]
 
 

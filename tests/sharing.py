@@ -4,16 +4,21 @@ Hundreds of tests run a small spec, some of them three times, and each run would
 programs again: 40 processor seconds of test_cohorts.py became 13. Here the programs belong to the problem, because
 two simulations of one problem have the same programs, and so have two loops. A built-in problem is made once from
 the same settings. Processes that tests start compile as usual.
+
+The curve of a run takes 50 ms, and hundreds of runs have one. So it is drawn once, and the other runs of the
+process get a copy of it. `tests/test_report.py` and `tests/test_metrics.py` draw curves and look at them.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from fedbilevel.engines import Loop, Simulation
 from fedbilevel.problem import Problem, Task
 from fedbilevel.problems import HyperRepresentation, Quadratic
+from fedbilevel.run import _ending
 from fedbilevel.spec import Spec
 
 EMBEDDED = ("digits", "generated")  # data that no test replaces
@@ -27,7 +32,7 @@ def _programs(engine: Any, *key: Any) -> None:
 
 
 def share() -> None:
-    """Let engines and specs of this process share. A test that must see a compilation can call the originals."""
+    """Let engines, specs and runs of this process share. Tests that must see a compilation call the originals."""
     simulation, loop, make = Simulation.__init__, Loop.__init__, Spec.task
 
     @functools.wraps(simulation)
@@ -51,9 +56,20 @@ def share() -> None:
             made[key] = make(self)
         return made[key]
 
+    draw, drawn = vars(_ending)["draw_curve"], list[bytes]()
+
+    @functools.wraps(draw)
+    def curve(history: Any, path: Path, *title: Any) -> None:
+        if drawn:
+            path.write_bytes(drawn[0])
+        else:
+            draw(history, path, *title)
+            drawn.append(path.read_bytes())
+
     for kind, name, function in (
         (Simulation, "__init__", begin_simulation),
         (Loop, "__init__", begin_loop),
         (Spec, "task", task),
+        (_ending, "draw_curve", curve),
     ):
         setattr(kind, name, function)

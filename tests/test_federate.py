@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 import fedbilevel as fb
 from fedbilevel import cli
 from fedbilevel.data import ClientData, Part
-from fedbilevel.federate import LoopbackFederation
+from fedbilevel.federate import LoopbackFederation, commands
 from fedbilevel.federate.commands import federated, registered
 from fedbilevel.federate.job import PLACE, Order, read_key, read_order, write_job
 from fedbilevel.federate.sitefile import write_rows
@@ -94,6 +96,56 @@ def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path
     assert "3 lower and 3 upper rows; 9 parameters of x and 8 of y" in loaded.output
     wrong = CliRunner().invoke(cli.app, ["site", str(tmp_path / "site.toml"), "--kit", str(tmp_path)])
     assert "is not the kit of a site" in str(wrong.exception)
+
+
+def test_a_loopback_federation_starts_what_the_commands_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts FLARE itself, as two more starts of Python and JAX would do nothing."""
+    started: list[tuple[list[str], dict[str, str], dict[str, list[str]]]] = []
+    kits: dict[str, Path] = {}
+
+    def noted(command: list[str], environment: dict[str, str]) -> None:
+        kit = Path(command[1]).parent.parent
+        started.append((command, environment, {f.name: f.read_text().splitlines() for f in kit.glob("local/*")}))
+        for file in ("resources.json", "authorization.json"):
+            (kit / "local" / file).unlink()
+
+    class Popen:
+        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
+            noted(command, env)
+
+    local = LoopbackFederation(tmp_path, {"site-1": tmp_path / "site.toml"})
+    for name, kind in (("site-1", "client"), ("localhost", "server")):
+        kits[name] = local.kit(name)
+        (kits[name] / "startup").mkdir(parents=True)
+        for needed in ("sub_start.sh", f"fed_{kind}.json"):
+            (kits[name] / "startup" / needed).touch()
+        write_defaults(kits[name])
+    monkeypatch.setattr("subprocess.Popen", Popen)
+    monkeypatch.setattr("os.execvpe", lambda _, command, environment: noted(command, environment))
+    said = list[str]()
+    local.start("site-1")
+    commands.join(tmp_path / "site.toml", kits["site-1"], said.append)
+    local.start("localhost")
+    commands.serve(kits["localhost"], said.append)
+    for ours, theirs in (started[:2], started[2:]):
+        assert ours[0] == theirs[0] and ours[2] == theirs[2], "the same script, in a kit that was closed alike"
+        assert theirs[1].items() - ours[1].items() <= {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+    log = [
+        line for name in ("site-1", "localhost") for line in (tmp_path / f"{name}.log").read_text().splitlines()
+    ]
+    assert log == said and len(said) == 4
+    assert started[0][1]["FEDBILEVEL_SITE"] == str(tmp_path / "site.toml")
+
+
+def test_a_job_unpacks_no_tensors_of_pytorch() -> None:
+    """FLARE imports PyTorch in every job where it is installed, unless its module for that cannot be had."""
+    script = "import sys, fedbilevel.federate.app\n"
+    script += "from nvflare.fuel.utils.import_utils import optional_import\n"
+    script += "found = optional_import(module='nvflare.app_opt.pt.decomposers', name='TensorDecomposer')[1]\n"
+    script += "sys.exit(found or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_federation_ends_with_all_that_it_started_also_what_left_its_session(tmp_path: Path) -> None:

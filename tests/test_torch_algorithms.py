@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,12 @@ def trained(problem: Any, method: Any, engine: str) -> tuple[np.ndarray, np.ndar
 
 def pair(name: str) -> tuple[Any, Any]:
     """The problem in PyTorch and in JAX, of the kind that a method solves."""
-    kind = "local" if "local" in getattr(METHODS[name], "lower_kinds", ("global",)) else "global"
+    return pair_of("local" if "local" in getattr(METHODS[name], "lower_kinds", ("global",)) else "global")
+
+
+@cache
+def pair_of(kind: str) -> tuple[Any, Any]:
+    """They are made once, as a problem that is made anew compiles its measurements anew."""
     ours = torch_problem(lower_is=kind)
     return ours, jax_problem(ours, lower_is=kind)
 

@@ -55,7 +55,7 @@ def read_digits(files: Mapping[str, bytes]) -> Tables:
 
 
 def _digits() -> Any:
-    """Rows of 64 pixels and a label. They are read from scikit-learn's file, as importing it takes half a second."""
+    """Rows of 64 pixels and a label, from scikit-learn's file, as importing scikit-learn takes half a second."""
     found = find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"

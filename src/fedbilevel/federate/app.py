@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import sys
 import threading
 import time
 import tomllib
@@ -34,6 +35,10 @@ from .sitefile import load_site
 
 SITE_FILE = "FEDBILEVEL_SITE"  # the environment variable that tells a site's process where its TOML is
 FAREWELL = 60.0  # seconds that a finished job waits for its last files to be pulled
+
+# FLARE teaches a job to unpack PyTorch's tensors wherever PyTorch is installed. We send bytes only. Without that
+# module a job starts a second earlier, takes less memory, and unpacks nothing that it was not asked to.
+sys.modules["nvflare.app_opt.pt"] = None  # type: ignore[assignment]
 
 
 class SiteApp:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from ..errors import SettingsError
 from ..record import RunFolder
 from ..run import Result
 from ..spec import Spec, load_spec
-from .kit import SERVER_CLASSES, SITE_CLASSES, close_kit
-from .loopback import LoopbackFederation, need_flare, simulated_sites
+from .loopback import LoopbackFederation, simulated_sites
+from .startup import Say, Startup, need_flare, of_server, of_site
 
 __all__ = ["federated", "join", "kit_run", "need_flare", "registered", "serve", "simulate_run"]
 
-Say = Callable[[str], None]
 OF_A_RUN = ("resume", "overwrite", "observers", "loggers", "accept_change")  # options of `Submission.run`
 STARTING = 300.0  # seconds for processes that this machine starts itself, however busy it is
 
@@ -41,36 +39,17 @@ def federated(source: str | None, sets: Sequence[str], sites: int) -> Spec:
 
 
 def join(site: Path, kit: Path, say: Say) -> None:
-    """Turn this process into FLARE's client for the site; the environment tells it where the site's TOML is."""
-    _become(kit, "client", "site", SITE_CLASSES, say, {"FEDBILEVEL_SITE": str(site.resolve())})
+    """Turn this process into FLARE's client for the site."""
+    _become(of_site(site, kit, say))
 
 
 def serve(kit: Path, say: Say) -> None:
     """Turn this process into FLARE's server."""
-    _become(kit, "server", "server", SERVER_CLASSES, say, {})
+    _become(of_server(kit, say))
 
 
-def _become(
-    kit: Path, kind: str, owner: str, classes: Sequence[str], say: Say, environment: Mapping[str, str]
-) -> None:
-    """Close the kit of a site or of a server, and turn this process into what FLARE's script starts."""
-    need_flare()
-    start = kit / "startup" / "sub_start.sh"
-    if not _is_file(start) or not _is_file(kit / "startup" / f"fed_{kind}.json"):
-        raise SettingsError(
-            f"--kit {kit} is not the kit of a {owner}; give the folder that was provisioned for it"
-        )
-    for line in close_kit(kit, classes):
-        say(line)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.execvpe("bash", ["bash", str(start), "--once"], {**os.environ, **environment, "PATH": path})
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a path that is too long
-        return False
+def _become(start: Startup) -> None:
+    os.execvpe(start.command[0], start.command, start.environment)
 
 
 def registered(out: Path, names: list[str] | None, resume: bool, up: Callable[[], list[str]]) -> list[str]:

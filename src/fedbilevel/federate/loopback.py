@@ -9,7 +9,6 @@ would listen on every address.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from ..problems import Custom, HyperRepresentation, PersonalHeads
 from ..settings import to_mapping
 from ..spec import Spec
 from .sitefile import write_rows
+from .startup import Say, of_server, of_site
 
 if TYPE_CHECKING:
     import psutil
@@ -38,12 +39,6 @@ ADMIN = "admin@fedbilevel.org"
 PROJECT = "fedbilevel"
 SERVER = "localhost"
 _MARK = "FEDBILEVEL_KIT"  # This variable in the environment of a process says which participant it belongs to.
-
-
-def need_flare() -> None:
-    """Raise if FLARE is not installed."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise SettingsError("federate needs an extra: pip install 'fedbilevel[flare]'")
 
 
 def simulated_sites(spec: Spec, folder: Path, names: list[str]) -> dict[str, Path]:
@@ -128,15 +123,23 @@ class LoopbackFederation:
             self._before = None
 
     def start(self, name: str) -> None:
-        """Start the server or a site. Its output is appended to NAME.log."""
+        """Start the server or a site, as `fedbilevel server` and `fedbilevel site --no-check` do.
+
+        What they would say, and the output of FLARE, are appended to NAME.log.
+        """
         modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd()))))
-        environment = {**os.environ, _MARK: str(self.kit(name)), "PYTHONPATH": modules}  # also those of a spec
-        kit = ["--kit", str(self.kit(name))]
-        task = ["server", *kit] if name == SERVER else ["site", str(self._sites[name]), *kit, "--no-check"]
-        command = [sys.executable, "-m", "fedbilevel", *task]
-        with (self._folder / f"{name}.log").open("ab") as log:
+        own = {_MARK: str(self.kit(name)), "PYTHONPATH": modules}  # also those of a spec
+        with (self._folder / f"{name}.log").open("a") as log:
+            say: Say = partial(print, file=log, flush=True)
+            kit = self.kit(name)
+            start = of_server(kit, say) if name == SERVER else of_site(self._sites[name], kit, say)
             self.processes[name] = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                start.command,
+                env=start.environment | own,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self.starts[name] = self.starts.get(name, 0) + 1
 
