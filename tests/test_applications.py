@@ -14,7 +14,7 @@ import fedbilevel as fb
 from fedbilevel.data import DataSettings
 from fedbilevel.problem import Finding
 from fedbilevel.problems import Cleaning, ClientWeights, Fair, Imbalance, Mixtures, Penalties
-from fedbilevel.problems._checked import CheckedRows, area_under_curve
+from fedbilevel.problems._checked import CheckedRows, area_under_curve, principal_components
 from fedbilevel.problems.cleaning import recovered
 from fedbilevel.problems.mixtures import changed
 from fedbilevel.problems.weights import permutation
@@ -51,6 +51,36 @@ def test_weights_tell_bad_clients_from_good_ones_and_come_close_to_the_oracle() 
     assert known["auc"] == 1.0 and known["weight_bad"] < 1e-4
     assert found["test_accuracy"] > alike["test_accuracy"] + 0.02
     assert found["test_accuracy"] > known["test_accuracy"] - 0.02
+
+
+def test_principal_components_are_found_once_for_the_same_rows_and_are_those_of_the_covariance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs of a process load a data set each, and the decomposition of CIFAR-10 takes seconds."""
+    solved: list[int] = []
+    eigh = np.linalg.eigh
+
+    def counted(matrix: Any) -> Any:
+        solved.append(len(matrix))
+        return eigh(matrix)
+
+    monkeypatch.setattr("fedbilevel.problems._checked._COMPONENTS", {})
+    monkeypatch.setattr("numpy.linalg.eigh", counted)
+    first, again, half = (
+        DataSettings(name="digits", normalisation=how).dataset for how in ("usual", "usual", "half")
+    )
+    assert first is not again
+    turn, same = principal_components(first, 5), principal_components(again, 5)
+    assert turn is same and len(solved) == 1
+    rows = first.train_inputs[np.arange(len(first.train_targets))]
+    found = turn(rows).astype(float)
+    assert np.abs(found.mean(0)).max() < 1e-4 and np.mean(found**2) == pytest.approx(1.0, rel=1e-4)
+    _, sizes, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    expected = (rows - rows.mean(0)) @ directions[:5].T
+    assert np.linalg.matrix_rank(np.hstack([found, expected]), tol=1e-2) == 5, "the same subspace"
+    assert np.all(np.diff(found.var(0)) < 0) and found.var(0).sum() < sizes.sum()
+    principal_components(half, 5)
+    assert len(solved) == 2, "other rows have other components"
 
 
 def test_clipped_weights_stay_between_zero_and_one_and_follow_a_client_that_turns_bad() -> None:

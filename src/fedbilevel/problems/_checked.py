@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from .. import rng
 from ..batch import Batch
 from ..data import Dataset, DataSettings, Part
 from ..errors import SettingsError
+from ..files import arrays_digest
 from ..heads import ridge
 from ..models import Dense, SmallBody, in_blocks, mlp, small_cnn
 from ..settings import Count, Size, about, settings
@@ -210,23 +211,36 @@ def checked_scores(dealt: Dealt, decay: float) -> list[Floats]:
     return [r.inputs.reshape(len(r.labels), -1) @ y["weight"] + y["bias"] for r in dealt.unchecked]
 
 
-@lru_cache(maxsize=4)
+@dataclass(frozen=True)
+class Components:
+    """The mean of rows, the directions in which they differ most, and the size of what they have there."""
+
+    mean: npt.NDArray[np.float64]
+    basis: npt.NDArray[np.float64]
+    scale: np.float64
+
+    def __call__(self, rows: Floats) -> Floats:
+        return np.asarray((rows - self.mean) @ self.basis / self.scale, np.float32)
+
+
+_COMPONENTS: dict[tuple[str, int], Components] = {}  # by the digest of the rows, for all runs of this process
+
+
 def principal_components(dataset: Dataset, count: int) -> Callable[[Floats], Floats]:
     """The map of inputs to their first principal components, scaled to a mean square of one.
 
     They are those of up to 10,000 training rows. That is a preparation that every client is given, as pixels are
-    normalised by a mean that every client is given.
+    normalised by a mean that every client is given. For CIFAR-10 it takes seconds, so it is done once.
     """
-    table = dataset.train_inputs[np.arange(min(10_000, len(dataset.train_targets)))].astype(np.float64)
-    mean = table.mean(0)
-    values, vectors = np.linalg.eigh(np.cov(table - mean, rowvar=False))
-    basis = vectors[:, np.argsort(values)[::-1][:count]]
-    scale = np.sqrt(((table - mean) @ basis).var(0).mean())
-
-    def turn(rows: Floats) -> Floats:
-        return np.asarray((rows - mean) @ basis / scale, np.float32)
-
-    return turn
+    rows = dataset.train_inputs[np.arange(min(10_000, len(dataset.train_targets)))]
+    key = arrays_digest({"rows": rows}), count
+    if key not in _COMPONENTS:
+        table = rows.astype(np.float64)
+        mean = table.mean(0)
+        values, vectors = np.linalg.eigh(np.cov(table - mean, rowvar=False))
+        basis = vectors[:, np.argsort(values)[::-1][:count]]
+        _COMPONENTS[key] = Components(mean, basis, np.sqrt(((table - mean) @ basis).var(0).mean()))
+    return _COMPONENTS[key]
 
 
 def _shares(total: int, count: int) -> list[int]:
