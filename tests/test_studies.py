@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from fedbilevel import TrimmedMean, load_spec
 from fedbilevel.errors import FedBilevelError, SettingsError, UnknownName
 from fedbilevel.spec import Spec
-from fedbilevel.studies import Runs, load_study, reproduce, run_all, runner, study_names, tune
+from fedbilevel.studies import Runs, Workers, load_study, reproduce, run_all, runner, study_names, tune
 from fedbilevel.studies.kept import _packed, keep, take
 from fedbilevel.studies.study import Study, StudyRun
 from fedbilevel.studies.tune import parse_axis
@@ -171,18 +172,32 @@ def test_a_longer_budget_goes_on_with_the_shorter_run_and_serves_it_still_and_a_
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_its_process_is_told_and_the_next_one_gets_another(
+def test_a_run_that_ends_its_process_is_told_and_the_next_ones_get_another_which_stays_for_later_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deadly.py").write_text("import os\n\n\ndef make():\n    os._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     deadly = load_spec("paper", {"problem.name": "python", "problem.function": "deadly:make"})
-    good = load_spec("paper", {"problem.name": "quadratic", "data.clients": 4, "stop.rounds": 10})
-    runs = Runs(tmp_path / "runs")
-    with pytest.raises(FedBilevelError, match=r"^1 of 2 runs failed; first: .*: its process was killed$"):
-        run_all([deadly, good], runs, jobs=1, console=QUIET)
-    assert runs.share(good) == 1.0
+    good, later = (
+        load_spec("paper", {"problem.name": "quadratic", "data.clients": 4, "stop.rounds": 10, "seed": seed})
+        for seed in (0, 1)
+    )
+    runs, started = Runs(tmp_path / "runs"), list[Any]()
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with Workers(runs, 1) as workers:
+        with pytest.raises(FedBilevelError, match=r"^1 of 2 runs failed; first: .*: its process was killed$"):
+            run_all([deadly, good], runs, jobs=1, console=QUIET, workers=workers)
+        assert runs.share(good) == 1.0 and len(started) == 2
+        run_all([later], runs, jobs=1, console=QUIET, workers=workers)
+        assert runs.share(later) == 1.0 and len(started) == 2 and started[1].poll() is None
+    assert started[1].poll() is not None
 
 
 @pytest.mark.slow

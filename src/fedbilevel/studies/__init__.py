@@ -4,7 +4,7 @@ from .application import Application, application_names, load_application
 from .comparison import SEEDS, compare
 from .comparison_page import verdict
 from .reproduce import reproduce
-from .runner import Clock, Runs, clock, run_all
+from .runner import Clock, Runs, Workers, clock, run_all
 from .study import QUICK, Study, load_study, study_names
 from .tune import alone, do_runs, do_runs_or_alone, tune
 
@@ -15,6 +15,7 @@ __all__ = [
     "Clock",
     "Runs",
     "Study",
+    "Workers",
     "alone",
     "application_names",
     "clock",

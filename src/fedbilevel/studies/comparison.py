@@ -22,7 +22,7 @@ from .cells import Cell, shown
 from .comparison_page import write_page
 from .kept import keep, take
 from .quality import cosine_of
-from .runner import Clock, Runs
+from .runner import Clock, Runs, Workers
 from .tune import alone, do_runs_or_alone
 
 SEEDS = 5  # of the chosen point
@@ -50,14 +50,16 @@ def compare(
     """
     results_folder(out, "--out")
     progress, cells = Clock(len(application.cells), console), list[Cell]()
-    for row, column in application.cells:
-        start = time.monotonic()
-        try:
-            cell = _cell(application, row, column, seeds, runs, jobs, console, kept, finished)
-        except _Missing:
-            cell = Cell(row, column, missing=True)
-        cells.append(cell)
-        progress.tell(f"{column.label}, {row.label}: {shown(cell, application.metric)}", time.monotonic() - start)
+    with Workers(runs, jobs) as workers:
+        for row, column in application.cells:
+            start = time.monotonic()
+            try:
+                cell = _cell(application, row, column, seeds, runs, jobs, console, kept, finished, workers)
+            except _Missing:
+                cell = Cell(row, column, missing=True)
+            cells.append(cell)
+            told = f"{column.label}, {row.label}: {shown(cell, application.metric)}"
+            progress.tell(told, time.monotonic() - start)
     if all(cell.missing for cell in cells):
         raise SettingsError(
             f"{application.name}: no row of it has been run to its end, so there is nothing to write; "
@@ -92,6 +94,7 @@ def _cell(
     console: Console,
     kept: Path | None,
     finished: bool,
+    workers: Workers,
 ) -> Cell:
     """Try the points of a row in a column, and run the chosen one with the other seeds."""
 
@@ -102,7 +105,7 @@ def _cell(
         done = [alone(s) if runs.share(alone(s)) == 1.0 else s for s in specs]  # an earlier run may be alone
         if finished and any(runs.share(spec) < 1.0 for spec in done):
             raise _Missing
-        done = do_runs_or_alone(done, runs, jobs=jobs, console=console)
+        done = do_runs_or_alone(done, runs, jobs=jobs, console=console, workers=workers)
         if kept is not None:
             keep(runs, done, kept)
         return done

@@ -1,8 +1,9 @@
 """Running many specs: finished runs are not run again, and interrupted runs are continued.
 
-A few processes do the runs, one after another. A run that ends its process affects no other run: the next one gets
-a new process. So does the one after a run that took much memory. A run is in the folder named by its digest, and a
-longer run also serves specs that need only its first part.
+A few processes do the runs, one after another, and stay for those that a search or a comparison asks for later. A
+run that ends its process affects no other run: the next one gets a new process. So does the one after a run that
+took much memory. A run is in the folder named by its digest, and a longer run also serves specs that need only its
+first part.
 """
 
 from __future__ import annotations
@@ -84,19 +85,48 @@ class Runs:
         return summarise(history, books, window=window, metric=metric, seconds=history[-1]["seconds"])
 
 
-def run_all(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> None:
-    """Run every spec that is not finished, `jobs` at a time, with progress and the time left."""
+class Workers:
+    """The processes that do runs, `jobs` at a time. They start with their first run and end with the block."""
+
+    def __init__(self, runs: Runs, jobs: int) -> None:
+        self._runs, self._jobs = runs, jobs
+        self._stack = ExitStack()
+        self.all: list[_Worker] = []
+
+    def __enter__(self) -> Workers:
+        for cores in _shares_of_cores(self._jobs):
+            complaints = self._stack.enter_context(tempfile.TemporaryFile("w+"))
+            worker = _Worker(self._runs, complaints, cores, alone=self._jobs > 1)
+            self.all.append(self._stack.enter_context(closing(worker)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.all.clear()
+        self._stack.close()
+
+
+def run_all(
+    specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, workers: Workers | None = None
+) -> None:
+    """Run every spec that is not finished, `jobs` at a time, with progress and the time left.
+
+    Without workers there are as many as are of use here, and they end with these runs.
+    """
     waiting = [s for s in longest_of_each(specs) if runs.share(s) < 1.0]
     if not waiting:
         return
     results_folder(runs.folder, "--runs")
+    if workers is not None:
+        _run_by(workers.all, waiting, runs, console)
+        return
+    with Workers(runs, min(jobs, len(waiting))) as own:
+        _run_by(own.all, waiting, runs, console)
+
+
+def _run_by(workers: Sequence[_Worker], waiting: Sequence[Spec], runs: Runs, console: Console) -> None:
+    """Let the workers do the runs."""
     todo, failed = list(waiting), list[str]()
-    with ExitStack() as stack:
-        progress = stack.enter_context(_progress(console))
-        workers = list[_Worker]()
-        for cores in _shares_of_cores(min(jobs, len(todo))):
-            complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
-            workers.append(stack.enter_context(closing(_Worker(runs, complaints, cores, alone=jobs > 1))))
+    with _progress(console) as progress:
         task = progress.add_task("runs", total=len(waiting), left="")
         start, before = time.monotonic(), sum(map(runs.share, waiting))
         told = looked = start

@@ -22,7 +22,7 @@ from ..report import markdown_table
 from ..run import metrics_of, run_many
 from ..runtime import forget_programs
 from ..spec import Spec, load_spec, parse_value
-from .runner import Runs, longest_of_each, run_all
+from .runner import Runs, Workers, longest_of_each, run_all
 
 Point = dict[str, Any]
 Axis = list[Point]
@@ -92,7 +92,7 @@ def tune(
 
     def scores(groups: Sequence[list[Spec]]) -> list[float | None]:
         """Do the runs that are missing; the score of each group, None if one of its runs has none."""
-        do_runs([s for group in groups for s in group], runs, jobs=jobs, console=console)
+        do_runs([s for group in groups for s in group], runs, jobs=jobs, console=console, workers=workers)
         means = []
         for group in groups:
             found = [in_window(runs.history(s), score, s.evaluate.window)["mean"] for s in group]
@@ -100,14 +100,15 @@ def tune(
             means.append(None if None in found or failed else float(np.mean([v for v in found if v is not None])))
         return means
 
-    if search == "halving":
-        specs, values, order = _halved(specs, rungs, scores, better)
-    elif search == "optuna":
-        points, specs, values = _sampled(study, axes, trials, specs_of, scores, better)
-        order = _best_first(values, better)
-    else:
-        values = scores(specs)
-        order = _best_first(values, better)
+    with Workers(runs, jobs) as workers:
+        if search == "halving":
+            specs, values, order = _halved(specs, rungs, scores, better)
+        elif search == "optuna":
+            points, specs, values = _sampled(study, axes, trials, specs_of, scores, better)
+            order = _best_first(values, better)
+        else:
+            values = scores(specs)
+            order = _best_first(values, better)
     column, rows = "final" if score == "test_accuracy" else score, []
     for number in order:
         group, value = specs[number], values[number]
@@ -125,7 +126,15 @@ def tune(
     return rows
 
 
-def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, draw: bool = True) -> None:
+def do_runs(
+    specs: Sequence[Spec],
+    runs: Runs,
+    *,
+    jobs: int,
+    console: Console,
+    draw: bool = True,
+    workers: Workers | None = None,
+) -> None:
     """Do the runs that are not finished: many in one program on the engine `fused`, the others in processes."""
     fused = [s for s in longest_of_each(specs) if isinstance(s.federation.engine, FusedSettings)]
     waiting = {s.digest: s for s in fused if runs.share(s) < 1.0}
@@ -135,20 +144,23 @@ def do_runs(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, d
         run_many([*waiting.values()], [runs.of(s).path for s in waiting.values()], draw=draw)
         forget_programs()
     others = [s for s in specs if not isinstance(s.federation.engine, FusedSettings)]
-    run_all(others, runs, jobs=jobs, console=console)
+    run_all(others, runs, jobs=jobs, console=console, workers=workers)
 
 
-def do_runs_or_alone(specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console) -> list[Spec]:
+def do_runs_or_alone(
+    specs: Sequence[Spec], runs: Runs, *, jobs: int, console: Console, workers: Workers | None = None
+) -> list[Spec]:
     """Do the runs that are missing; return the specs as they were run: on the engine `fused` if they can be."""
+    how: dict[str, Any] = dict(jobs=jobs, console=console, draw=False, workers=workers)
     try:
-        do_runs(specs, runs, jobs=jobs, console=console, draw=False)
+        do_runs(specs, runs, **how)
         return [*specs]
     except SettingsError as error:
         if not any(isinstance(each.federation.engine, FusedSettings) for each in specs):
             raise
         console.print(f"not in one program: {error}", markup=False, highlight=False)
     made = [alone(each) for each in specs]
-    do_runs(made, runs, jobs=jobs, console=console, draw=False)
+    do_runs(made, runs, **how)
     return made
 
 
