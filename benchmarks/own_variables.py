@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 import fedbilevel as fb
+from fedbilevel.runtime import peak_memory
 
 CASES = ("none", "own", "x")
 FEATURES, CLEAN, WRONG = 5, 200, 0.3
@@ -85,8 +85,7 @@ def alone(case: str, clients: int, rows: int, iterations: int) -> dict[str, Any]
         "bytes": (fed.ledger.bytes_up + fed.ledger.bytes_down) / iterations,
         "wall_s": later[0],
         "processor_s": later[1],
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        / (2**20 if sys.platform == "darwin" else 2**10),
+        "peak_mb": peak_memory(),
     }
     if case != "none":
         weights = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import fedbilevel as fb
+from fedbilevel.runtime import peak_memory
 
 FEW, MANY = 1_000, 1_000_000
 SETTINGS = {
@@ -52,8 +52,7 @@ def alone(clients: int, iterations: int, changes: dict[str, int]) -> dict[str, f
     started = time.perf_counter() - begin
     for _ in range(iterations):
         iterate()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return {"clients": clients, "start_s": started, "peak_mb": peak}
+    return {"clients": clients, "start_s": started, "peak_mb": peak_memory()}
 
 
 def fresh(clients: int, iterations: int) -> dict[str, float]:

@@ -81,11 +81,25 @@ def test_a_million_clients_take_hardly_more_memory_than_a_thousand() -> None:
     assert many < 1.3 * few
 
 
+def test_the_peak_of_a_process_is_not_that_of_the_process_that_started_it() -> None:
+    """`getrusage` of Linux says so, and then a large parent hides what its children take."""
+    script = "import numpy as np\nheld = np.ones(2**26)\n"  # 512 MB
+    script += "import subprocess, sys\n"
+    script += "child = 'from fedbilevel.runtime import peak_memory, forget_peak; print(peak_memory())'\n"
+    script += "subprocess.run([sys.executable, '-c', child], check=True)\n"
+    script += "from fedbilevel.runtime import peak_memory, forget_peak\nprint(peak_memory())\n"
+    script += "del held\nforget_peak()\nprint(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    child, before, after = map(int, done.stdout.split())
+    assert 50 < child < 450 and before > 560 and after < before - 400
+
+
 COHORT = """
-import resource, sys
+import sys
 from fedbilevel import AggITD, Federation, Simulation
 from fedbilevel.data import DataSettings
 from fedbilevel.problems import HyperRepresentation
+from fedbilevel.runtime import peak_memory
 clients = int(sys.argv[1])
 task = HyperRepresentation(hidden=2000).task(DataSettings(name="digits", clients=clients), 0)
 engine = Simulation(task.problem, task.clients, memory_limit=64, devices=1)
@@ -93,7 +107,7 @@ fed, algorithm = Federation(engine), AggITD(upper_steps=1, participation=1.0)
 state = algorithm.init(task.problem)
 state = algorithm.step(fed, state)
 float(state.x[0])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(peak_memory())
 """
 
 

@@ -7,13 +7,13 @@ alike.
 from __future__ import annotations
 
 import importlib.util
-import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..runtime import peak_memory
 from .cases import Case
 from .floor import floor, flop
 from .ours import ours
@@ -52,7 +52,7 @@ def measure(case: Case, budget: float = 30.0, least: int = 3) -> dict[str, Any]:
     found: dict[str, Iteration] = {"ours_s": ours(case)}
     once = {"ours_s": min(_warm(found["ours_s"], case))}
     # The peak so far is that of our iteration alone, since the others are made only now.
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = peak_memory()
     for name, iteration in ({"floor_s": floor(case)} | rivals(case)).items():
         found[name], once[name] = iteration, min(_warm(iteration, case))
     cycle = max(once.values())
@@ -68,7 +68,7 @@ def measure(case: Case, budget: float = 30.0, least: int = 3) -> dict[str, Any]:
         cycles += 1
         if time.perf_counter() - start > 2 * budget:
             break
-    return _row(case, times) | {"peak_memory_mb": round(memory / 2**10)}
+    return _row(case, times) | {"peak_memory_mb": memory}
 
 
 def _warm(iteration: Iteration, case: Case) -> list[float]:
