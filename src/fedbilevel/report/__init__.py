@@ -13,7 +13,15 @@ from ._panels import ROWS, Line, draw_panels
 from ._points import Points, draw_points
 from ._quality import Truthful, draw_quality
 from ._run_page import live_page, missing_main, page_policy, run_main, run_page, write_run_page
-from ._tables import ledger_table, markdown_table, metrics_table, outcome_table, settings_table, study_table
+from ._tables import (
+    csv_table,
+    ledger_table,
+    markdown_table,
+    metrics_table,
+    outcome_table,
+    settings_table,
+    study_table,
+)
 from ._terminal import text_curve
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "Section",
     "Truthful",
     "board_page",
+    "csv_table",
     "draw_controls",
     "draw_curve",
     "draw_finding",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -121,6 +123,16 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
     header, lines = cells(rows)
     table = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in table)
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV. A column that a row does not have is empty there."""
+    stream = io.StringIO()
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(stream, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
 
 
 def study_table(title: str, rows: list[dict[str, Any]]) -> Table:

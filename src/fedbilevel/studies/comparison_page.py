@@ -5,8 +5,6 @@ The first line says where a bilevel method is behind a control.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,16 @@ import numpy as np
 
 from ..errors import SettingsError
 from ..record import better
-from ..report import Course, Scored, Truthful, draw_controls, draw_over_time, draw_quality, markdown_table
+from ..report import (
+    Course,
+    Scored,
+    Truthful,
+    csv_table,
+    draw_controls,
+    draw_over_time,
+    draw_quality,
+    markdown_table,
+)
 from .application import Application
 from .cells import Cell, is_share, leader, shown
 from .runner import Runs
@@ -118,7 +125,7 @@ def write_page(application: Application, cells: Sequence[Cell], seeds: int, out:
     parts += ["## The settings that were chosen, and what a run costs", markdown_table(_costs(records))]
     (out / f"{name}.md").write_text("\n\n".join(part for part in parts if part) + "\n")
     (out / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
-    (out / f"{name}.csv").write_text(_csv(records))
+    (out / f"{name}.csv").write_text(csv_table([_plain(record) for record in records]))
     if not compared:
         raise SettingsError(f"{name}: every run diverged; its page has no picture")
     draw_controls(
@@ -275,14 +282,6 @@ def _unit(metric: str) -> str:
     return ", per cent" if is_share(metric) else ""
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
-    """The records without the lists, one line each."""
-    plain = [
-        {key: value for key, value in record.items() if not isinstance(value, list | dict)} for record in records
-    ]
-    stream = io.StringIO()
-    fields = list(dict.fromkeys(key for record in plain for key in record))
-    writer = csv.DictWriter(stream, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(plain)
-    return stream.getvalue()
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without its lists and tables."""
+    return {key: value for key, value in record.items() if not isinstance(value, list | dict)}

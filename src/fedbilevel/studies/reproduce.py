@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from ..report import (
     Line,
     Points,
     Section,
+    csv_table,
     draw_iterations,
     draw_panels,
     draw_points,
@@ -80,7 +79,7 @@ def _write(study: Study, seeds: int, out: Path, runs: Runs) -> Section:
     head = f"# {study.title}\n\n{_remarks(study, seeds)}\n\n`{command}`, revision {revision}.\n\n"
     (out / f"{study.name}.md").write_text(head + text + "\n")
     (out / f"{study.name}.json").write_text(json.dumps(rows, indent=2) + "\n")
-    (out / f"{study.name}.csv").write_text(_csv(rows))
+    (out / f"{study.name}.csv").write_text(csv_table(rows))
     picture = None
     if study.kind == "curves":
         picture = out / f"{study.name}.png"
@@ -207,12 +206,3 @@ def _options(study: Study) -> str:
 
 def _short(study: Study) -> str:
     return "" if study.share >= 1 else f" [short: {study.share:.0%} of the rounds]"
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    stream = io.StringIO()
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(stream, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
