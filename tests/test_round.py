@@ -15,14 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import fedbilevel as fb
 from fedbilevel.algorithms.local import lower_gradient
-from fedbilevel.engines import Call, Replies, Simulation, _draws, prepare
+from fedbilevel.engines import Call, Replies, Simulation, prepare
 from fedbilevel.engines._draws import Draws
 from fedbilevel.engines._placed import Placed
 from fedbilevel.federation import Federation
 from fedbilevel.problems import QuadraticTask
 from fedbilevel.rng import Address, Kind, Root
 from fedbilevel.run import _auto
-from fedbilevel.steps import Descriptor, Epochs, PerClient, Sample, Samples, draw_ahead
+from fedbilevel.steps import Descriptor, Epochs, PerClient, Sample, Samples
 
 METHOD = fb.AggITD(N=2, alpha=0.1, beta=0.05, lam=0.05, batch_zeta=2, participation=0.5)
 
@@ -114,11 +114,8 @@ class Sizes:
         return fb.ClientSize(5 + client, 2 + client)
 
 
-@pytest.mark.parametrize("foreseen", [False, True])
 @pytest.mark.parametrize("root", [7, b"s" * 32])
-def test_rows_that_are_drawn_ahead_are_those_of_each_address(
-    quadratic: QuadraticTask, root: Root, foreseen: bool
-) -> None:
+def test_rows_that_are_drawn_ahead_are_those_of_each_address(quadratic: QuadraticTask, root: Root) -> None:
     problem, clients, sent = quadratic.problem, Sizes(), 0
 
     def send(tree: Any) -> Any:
@@ -139,8 +136,6 @@ def test_rows_that_are_drawn_ahead_are_those_of_each_address(
                 drawn=drawn,
             )
             made = draws.of(call, cohort)
-            if foreseen:
-                draws.foresee(call, cohort)
             each = [prepare(call, problem, c, clients.size(c), clients.capacity) for c in cohort]
             expected = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
             assert str(jax.tree.structure(made)) == str(jax.tree.structure(expected))
@@ -148,54 +143,6 @@ def test_rows_that_are_drawn_ahead_are_those_of_each_address(
                 np.testing.assert_array_equal(a, b)
                 assert a.dtype == b.dtype
         assert drawn != 6 or sent == before, "what is the same in every call is put on the devices once"
-
-
-def test_what_a_cohort_will_ask_for_is_drawn_at_its_first_call_and_guessed_in_vain_once(
-    quadratic: QuadraticTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two cohorts take turns, as if every phase had one, and only the first of them asks for minibatches."""
-    clients = Sizes()
-    draws = Draws(quadratic.problem, clients, spread=lambda tree: tree, send=lambda tree: tree)  # type: ignore[arg-type]
-    drawn: list[tuple[str, list[int]]] = []
-
-    def noted(descriptor: Descriptor, name: str, calls: Any, *others: Any) -> Any:
-        drawn.append((name, np.asarray(calls.places).tolist()))
-        return draw_ahead(descriptor, name, calls, *others)
-
-    monkeypatch.setattr(_draws, "draw_ahead", noted)
-
-    def ask(place: int, since: int, cohort: tuple[int, ...], **samples: Descriptor) -> list[tuple[str, list[int]]]:
-        """What is drawn for a call, and while it is computed."""
-        drawn.clear()
-        address = Address(7, Kind.ROUND, place)
-        call = Call(step=lower_gradient, address=address, clients=cohort, samples=samples, drawn=since)
-        draws.of(call, cohort)
-        draws.foresee(call, cohort)
-        return [*drawn]
-
-    seen = []
-    for turn in range(4):
-        first, second = 10 * turn, 10 * turn + 5
-        seen.append(
-            [
-                ask(first, first, (0, 1, 2), zeta=Sample("lower")),
-                ask(first + 1, first, (0, 1, 2), zeta=DESCRIPTORS["epochs"]),
-                ask(first + 3, first, (0, 1, 2), zeta=DESCRIPTORS["epochs"]),
-                ask(second, second, (1, 2, 4), xi=Sample("upper")),
-            ]
-        )
-    assert seen[0] == [[], [("zeta", [1])], [("zeta", [3])], [("zeta", [6, 8])]], "the second cohort: in vain"
-    for turn in (1, 2, 3):
-        places = [10 * turn + 1, 10 * turn + 3]
-        assert seen[turn] == [[], [("zeta", places)], [], []], "all at once, when it is asked for"
-    alone = Draws(quadratic.problem, clients, spread=lambda tree: tree, send=lambda tree: tree)  # type: ignore[arg-type]
-    draws, seen = alone, []
-    for turn in range(3):
-        at = 10 * turn
-        seen.append([ask(at, at, (turn, 4), zeta=Sample("lower"))])
-        seen[-1] += [ask(at + since, at, (turn, 4), zeta=DESCRIPTORS["epochs"]) for since in (1, 3)]
-    assert seen[0] == [[], [("zeta", [1])], [("zeta", [3])]]
-    assert seen[1] == [[("zeta", [11, 13])], [], []] and seen[2] == [[("zeta", [21, 23])], [], []]
 
 
 def test_nothing_is_put_on_all_devices_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 A draw has a part that is the same in every call, which is put on the devices once. The other part, the places of
 the rows, is drawn anew at the address of each call. Most methods draw alike in every outer iteration. So the rows
-of an argument are drawn at once for all calls of a cohort in which the cohort before it has drawn them, while the
-devices compute the cohort's first call. This is only a guess of what will be asked for: a call gets the rows of
-its address, whether they were drawn ahead or not.
+of an argument are drawn at once for all calls of a cohort in which the cohort before it has drawn them. This is
+only a guess of what will be asked for: a call gets the rows of its address, whether they were drawn ahead or not.
 """
 
 from __future__ import annotations
@@ -45,23 +44,18 @@ CALLS = 1024  # the most calls of a cohort that are remembered for an argument
 class _Series:
     """The draws of one argument.
 
-    name      the argument, and `descriptor` what is drawn for it
     drawn     when the cohort was drawn that asks for them now, as a number of rounds
     before    when the cohort before it asked for them, in calls since it was drawn
     now       the same for this cohort so far
     whose     the root of the addresses and the clients that the rows of `ahead` are for
     ahead     rows by the place of the call
-    guessed   when the cohort was drawn for which rows were drawn before it asked for any; -1: there is none
     """
 
-    name: str
-    descriptor: Descriptor
     drawn: int = -1
     before: tuple[int, ...] = ()
     now: dict[int, None] = field(default_factory=dict)
     whose: Any = None
     ahead: dict[int, Moving] = field(default_factory=dict)
-    guessed: int = -1
 
 
 class Draws:
@@ -84,7 +78,6 @@ class Draws:
         self._rows: dict[str, tuple[int, ...]] = {}
         self._still: dict[Any, Any] = {}
         self._series: dict[Any, _Series] = {}
-        self._seen = -1  # when the cohort was drawn whose first call is behind us
 
     def sizes(self, chunk: tuple[int, ...]) -> list[ClientSize]:
         """The numbers of rows of the chunk's clients. Those of the last chunk are known."""
@@ -112,22 +105,6 @@ class Draws:
                     moving = _of_group(moving, chunk, group, made[name])
                 made[name] = whole(made[name], self._send(moving), chances)
         return made
-
-    def foresee(self, call: Call, chunk: tuple[int, ...]) -> None:
-        """Draw what the cohort of a call will ask for if it asks as the cohort before it did.
-
-        This is for a cohort's first call, after the devices were given their work. An argument that was guessed in
-        vain is not guessed again, as cohorts may take turns in what they ask for.
-        """
-        if call.kind is not Kind.ROUND or call.drawn == self._seen:
-            return
-        self._seen, root = call.drawn, call.address.root
-        self.sizes(chunk)
-        for (_, _, kind), series in self._series.items():
-            if kind is call.kind and series.drawn != call.drawn and series.guessed in (-1, series.drawn):
-                places = [call.drawn + since for since in series.now]
-                ahead = self._drawn(call, series.name, series.descriptor, chunk, places)
-                series.guessed, series.whose, series.ahead = call.drawn, (root, chunk), ahead
 
     def clear(self) -> None:
         """Forget everything."""
@@ -157,7 +134,7 @@ class Draws:
         """What is drawn anew, at the place of the call or of the earlier round whose rows are taken again."""
         root, earlier = call.address.root, place_of(descriptor)
         place = call.address.place if earlier is None else earlier
-        series = self._series.setdefault((name, kind, call.kind), _Series(name, descriptor))
+        series = self._series.setdefault((name, kind, call.kind), _Series())
         if series.drawn != call.drawn:
             series.drawn, series.before, series.now = call.drawn, tuple(series.now), {}
         if series.whose != (root, chunk):

@@ -119,7 +119,6 @@ class Simulation:
         ((chunk, asked),) = chunks
         with _told(call):
             reply, (sound, means) = self._reply(call, chunk, asked, (reduce, weights))
-            self._draws.foresee(call, chunk)
         if self._mesh.size > 1:
             means = [self._placed.on_one_device(mean) for mean in means]
         mean = Averaged(sound, jax.tree.unflatten(jax.tree.structure(reply), means))
