@@ -23,7 +23,7 @@ from .comparison_page import write_page
 from .kept import keep, take
 from .quality import cosine_of
 from .runner import Clock, Runs, Workers
-from .tune import alone, do_runs_or_alone
+from .tune import alone, do_runs_or_alone, without_data
 
 SEEDS = 5  # of the chosen point
 
@@ -108,7 +108,7 @@ def _cell(
         done = do_runs_or_alone(done, runs, jobs=jobs, console=console, workers=workers)
         if kept is not None:
             keep(runs, done, kept)
-        return done
+        return [without_data(spec) for spec in done]
 
     cell, points = Cell(row, column), row.points(column)
     tried = do([application.of(row, column, point, TUNING) for point in points])

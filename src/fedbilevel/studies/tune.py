@@ -169,6 +169,11 @@ def alone(spec: Spec) -> Spec:
     return replace(spec, federation=replace(spec.federation, engine=ENGINES["simulation"]()))
 
 
+def without_data(spec: Spec) -> Spec:
+    """The spec without the data set that it has loaded, for those that keep many specs."""
+    return replace(spec, data=replace(spec.data))
+
+
 def _best_first(values: Sequence[float | None], mode: Mode) -> list[int]:
     sign = -1 if mode == "max" else 1
     return sorted(range(len(values)), key=lambda i: float("inf") if values[i] is None else sign * values[i])  # type: ignore[operator]
