@@ -110,16 +110,14 @@ def run_all(
 ) -> None:
     """Run every spec that is not finished, `jobs` at a time, with progress and the time left.
 
-    Without workers there are as many as are of use here, and they end with these runs.
+    Without workers it makes its own, which end with these runs.
     """
     waiting = [s for s in longest_of_each(specs) if runs.share(s) < 1.0]
     if not waiting:
         return
     results_folder(runs.folder, "--runs")
-    if workers is not None:
-        _run_by(workers.all, waiting, runs, console)
-        return
-    with Workers(runs, min(jobs, len(waiting))) as own:
+    with ExitStack() as stack:
+        own = stack.enter_context(Workers(runs, jobs)) if workers is None else workers
         _run_by(own.all, waiting, runs, console)
 
 
