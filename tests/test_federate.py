@@ -101,7 +101,7 @@ def test_a_site_says_what_it_loads_and_refuses_a_kit_that_is_none(tmp_path: Path
 def test_a_loopback_federation_starts_what_the_commands_become(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts FLARE itself, as two more starts of Python and JAX would do nothing."""
+    """It starts FLARE itself, because each command would first start Python and JAX once more."""
     started: list[tuple[list[str], dict[str, str], dict[str, list[str]]]] = []
     kits: dict[str, Path] = {}
 

@@ -85,7 +85,7 @@ def test_the_peak_of_a_process_is_not_that_of_the_process_that_started_it() -> N
     """`getrusage` of Linux says so, and then a large parent hides what its children take."""
     script = "import numpy as np\nheld = np.ones(2**26)\n"  # 512 MB
     script += "import subprocess, sys\n"
-    script += "child = 'from fedbilevel.runtime import peak_memory, forget_peak; print(peak_memory())'\n"
+    script += "child = 'from fedbilevel.runtime import peak_memory; print(peak_memory())'\n"
     script += "subprocess.run([sys.executable, '-c', child], check=True)\n"
     script += "from fedbilevel.runtime import peak_memory, forget_peak\nprint(peak_memory())\n"
     script += "del held\nforget_peak()\nprint(peak_memory())"
