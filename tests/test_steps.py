@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -46,6 +48,7 @@ from fedbilevel.steps import (
     svrg,
     walk,
 )
+from fedbilevel.steps._affine import is_affine
 from fedbilevel.stepsizes import Moves
 
 ADDRESS = Address(7, Kind.ROUND, 3)
@@ -163,40 +166,74 @@ ROWS = G.normal(size=(11, 4)).astype(np.float32)
 ANCHOR, CORRECTION = G.normal(size=4).astype(np.float32), G.normal(size=4).astype(np.float32)
 
 
-def gradient(v: Array, b: Draw) -> Array:
-    """The gradient of mean_r log cosh(a_r·v) over the rows drawn; not linear in v."""
+Slope = Callable[[Any], Any]  # the derivative of a row's loss with respect to a_r·v
+
+
+def tanh(s: Any) -> Any:
+    """Of log cosh s: the gradient is not affine in v."""
+    return jnp.tanh(s) if isinstance(s, Array) else np.tanh(s)
+
+
+def square(s: Any) -> Any:
+    """Of (s + 1)²: the gradient is affine in v, so svrg takes a Hessian product instead of two gradients."""
+    return 2 * (s + 1)
+
+
+def gradient(v: Array, b: Draw, slope: Slope = tanh) -> Array:
+    """The gradient of the mean of a loss of a_r·v over the rows drawn."""
     if b.index is None:
-        return jnp.tanh(ROWS @ v) @ ROWS / len(ROWS)
+        return slope(ROWS @ v) @ ROWS / len(ROWS)
     a = jnp.asarray(ROWS)[b.index]
-    return (b.weight * jnp.tanh(a @ v)) @ a / jnp.sum(b.weight)
+    return (b.weight * slope(a @ v)) @ a / jnp.sum(b.weight)
 
 
-def plain(v: np.ndarray, rows: Any) -> np.ndarray:
+def plain(v: np.ndarray, rows: Any, slope: Slope = tanh) -> np.ndarray:
     a = ROWS.astype(np.float64)[rows]
-    return np.tanh(a @ v) @ a / len(a)
+    return slope(a @ v) @ a / len(a)
 
 
-def loop(batches: list[Any], step: float, corrected: bool) -> np.ndarray:
+def loop(batches: list[Any], step: float, corrected: bool, slope: Slope = tanh) -> np.ndarray:
     anchor, v = ANCHOR.astype(np.float64), ANCHOR.astype(np.float64)
     for rows in batches:
-        direction = plain(v, rows)
+        direction = plain(v, rows, slope)
         if corrected:
-            direction = direction - plain(anchor, rows) + CORRECTION.astype(np.float64)
+            direction = direction - plain(anchor, rows, slope) + CORRECTION.astype(np.float64)
         v = v - step * direction
     return v
 
 
+@pytest.mark.parametrize("slope", [tanh, square])
 @pytest.mark.parametrize("tau", [1, 2, 5])
 @pytest.mark.parametrize("size", [3, None], ids=["minibatch", "full batch"])
-def test_svrg_and_sgd_are_the_plain_loops(tau: int, size: int | None) -> None:
+def test_svrg_and_sgd_are_the_plain_loops(tau: int, size: int | None, slope: Slope) -> None:
     counts = PerClient((tau, 5))
     stream = draw(Samples("lower", size, counts), ADDRESS, NAME, 0, 11, 11)
     batches = [slice(None)] * tau if size is None else rows_of(stream)
     assert len(batches) == tau
-    got = svrg(gradient, jnp.asarray(ANCHOR), jnp.asarray(CORRECTION), 0.3, stream)
-    np.testing.assert_allclose(got, loop(batches, 0.3, corrected=True), rtol=2e-5)
-    got = sgd(gradient, jnp.asarray(ANCHOR), 0.3, stream)
-    np.testing.assert_allclose(got, loop(batches, 0.3, corrected=False), rtol=2e-5)
+    own = partial(gradient, slope=slope)
+    got = svrg(own, jnp.asarray(ANCHOR), jnp.asarray(CORRECTION), 0.1, stream)
+    np.testing.assert_allclose(got, loop(batches, 0.1, True, slope), rtol=2e-5)
+    got = sgd(own, jnp.asarray(ANCHOR), 0.1, stream)
+    np.testing.assert_allclose(got, loop(batches, 0.1, False, slope), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("affine", "function"),
+    [
+        (True, lambda v: 3 * v - jnp.flip(v) + 1),
+        (True, jax.grad(lambda v: jnp.sum((ROWS @ v - 1) ** 2) + jnp.sum(v**2))),
+        (True, jax.grad(lambda v: jnp.linalg.norm(v) ** 0 + jnp.mean(jnp.square(v)))),
+        (True, lambda v: jax.jit(lambda w: (w, jnp.ones(4)))(v)[1]),  # one result of a call depends on v
+        (False, jax.grad(lambda v: jnp.sum(jnp.logaddexp(0, ROWS @ v)))),
+        (False, jax.grad(lambda v: jnp.sum(v**3))),
+        (False, jax.grad(lambda v: jnp.where(v[0] > 0, 1.0, 2.0) * jnp.sum(v**2))),  # affine on each side only
+        (False, lambda v: jnp.abs(v)),
+        (False, lambda v: jax.jit(lambda w: v * w)(v)),
+        (False, lambda v: jax.lax.scan(lambda c, _: (c * v, None), v, length=2)[0]),
+    ],
+)
+def test_a_function_is_known_to_be_affine_by_its_operations(affine: bool, function: Any) -> None:
+    assert is_affine(function, jnp.asarray(ANCHOR)) is affine
 
 
 def test_svrg_on_a_stream_of_one_is_a_step_along_q_and_needs_no_gradient() -> None:

@@ -13,9 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 
+from ._affine import is_affine
 from ._samples import Draw, Stream
 
 PyTree = Any
@@ -35,15 +37,25 @@ def walk(move: Callable[..., PyTree], start: PyTree, *streams: Stream) -> PyTree
     if not _of_jax(start, streams):
         return _walked(move, start, streams)
     start = jax.tree.map(jnp.asarray, start)
+    leaves, tree = jax.tree.flatten(streams)
+    always = [isinstance(leaf, np.ndarray) and bool((leaf == leaf[:1]).all()) for leaf in leaves]
 
-    def body(value: PyTree, item: tuple[Stream, ...]) -> tuple[PyTree, None]:
+    def at(leaf: Any, alike: bool, number: Array) -> Any:
+        if alike:
+            return leaf[0]
+        return lax.dynamic_index_in_dim(leaf, number, keepdims=False, allow_negative_indices=False)
+
+    def body(number: Array, value: PyTree) -> PyTree:
+        item = jax.tree.unflatten(tree, [at(*each, number) for each in zip(leaves, always, strict=True)])
         active = item[0].active
         for other in item[1:]:
             active = active & other.active
         moved = move(value, *(stream.draws for stream in item))
-        return jax.tree.map(lambda new, old: jnp.where(active, new, old), moved, value), None
+        if isinstance(active, np.bool_) and active:
+            return moved
+        return jax.tree.map(lambda new, old: jnp.where(active, new, old), moved, value)
 
-    return lax.scan(body, start, streams)[0]
+    return lax.fori_loop(0, len(leaves[-1]), body, start)
 
 
 def _of_jax(value: PyTree, streams: tuple[Stream, ...]) -> bool:
@@ -70,8 +82,10 @@ def svrg(
     At v = a the two gradients are equal whatever b is, so the first step is v = a - step q and costs nothing.
     On full batches ∇(a; b) is the same at every step and is computed once. On minibatches the two gradients are
     one batched computation, because the cost of a small step depends on the number of its operations, not on their
-    size. If every derivative of a random loss makes choices of its own, the two gradients differ even at v = a and
-    even on full batches, and none of this holds. A gradient that knows these steps itself is asked for them.
+    size. Where the gradient is affine in v, as that of least squares, their difference is one Hessian product with
+    v - a, which is half as much. If every derivative of a random loss makes choices of its own, the two gradients
+    differ even at v = a and even on full batches, and none of this holds. A gradient that knows these steps itself
+    is asked for them.
     """
     if isinstance(gradient, KnowsLoops) and (made := gradient.svrg(anchor, q, step, stream)) is not None:
         return made
@@ -100,6 +114,15 @@ def svrg(
 
     if not traced:
         return walk(lambda v, b: _minus(v, step, gradient(v, b), gradient(anchor, b), q), first, rest)
+
+    if is_affine(lambda v: gradient(v, jax.tree.map(lambda a: a[0], rest.draws)), anchor):
+
+        def along(v: PyTree, b: Draw) -> PyTree:
+            change = jax.tree.map(jnp.subtract, v, anchor)
+            product = jax.jvp(lambda at: gradient(at, b), (anchor,), (change,))[1]
+            return jax.tree.map(lambda w, g, c: w - step * (g + c), v, product, q)
+
+        return walk(along, first, rest)
 
     def move(v: PyTree, b: Draw) -> PyTree:
         both = jax.vmap(lambda at: gradient(at, b))(jax.tree.map(lambda w, a: jnp.stack([w, a]), v, anchor))
