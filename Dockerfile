@@ -5,7 +5,7 @@ COPY requirements requirements
 RUN python -m venv /opt/fedbilevel \
     && /opt/fedbilevel/bin/pip install --no-cache-dir --require-hashes --no-deps --requirement requirements/build.txt \
     && /opt/fedbilevel/bin/pip install --no-cache-dir --require-hashes --no-deps --requirement requirements/flare.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN /opt/fedbilevel/bin/pip install --no-cache-dir --no-index --no-deps --no-build-isolation . \
     && /opt/fedbilevel/bin/pip check

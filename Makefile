@@ -85,7 +85,7 @@ lock: $(READY)  ## resolve requirements/*.txt again: exact versions, and the SHA
 	$(RESOLVE) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
 
 package: $(BASE)  ## build wheel and sdist into dist, and try the wheel in an environment with nothing else in it
-	rm -rf dist && $(BIN)/hatchling build --directory dist
+	rm -rf dist && FEDBILEVEL_PURE=1 $(BIN)/hatchling build --directory dist
 	$(PYTHON) -m venv dist/env
 	$(call INSTALL,dist/env/bin/python,--require-hashes --no-deps --requirement requirements/base.txt)
 	$(call INSTALL,dist/env/bin/python,--no-deps --no-index dist/fedbilevel-*.whl)

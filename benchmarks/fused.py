@@ -29,9 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.fused import _blocks
 from fedbilevel.runtime import two_devices
-from fedbilevel.steps import draw_ahead
 from revisions import revision
 
 HERE = Path(__file__).parent
@@ -71,6 +69,9 @@ def timed(engine: Any, iterations: int) -> tuple[fb.Result, float, float]:
 @contextmanager
 def drawn_once() -> Iterator[None]:
     """Let the fused engine draw the rows of an argument once for each shape, and use them again."""
+    from fedbilevel.fused import _blocks  # older revisions do not have these two
+    from fedbilevel.steps import draw_ahead
+
     known: dict[Any, Any] = {}
 
     def drawn(descriptor: Any, name: str, calls: Any, *others: Any) -> Any:

@@ -10,10 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.extend.core import jaxpr_as_fun
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS, lower_kinds
 from fedbilevel.algorithms.local import State, lower_gradient
+from fedbilevel.fused._single import for_one_function
 from fedbilevel.problems import Quadratic, QuadraticTask
 from fedbilevel.rng import Address, Kind
 from fedbilevel.steps import (
@@ -393,3 +397,28 @@ def test_a_loss_with_an_operation_that_was_not_tried_in_one_function_is_compiled
     ]
     np.testing.assert_allclose(results[0].y, results[1].y, atol=1e-6)
     assert capfd.readouterr().err == "", "XLA complains where it gives up"
+
+
+@given(data=st.data())
+def test_a_product_as_a_sum_of_products_is_the_product(data: st.DataObject) -> None:
+    """Over any axes, in a loop, in a branch, and under a function with a derivative of its own."""
+    letters = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+    sizes = {letter: data.draw(st.integers(1, 3)) for letter in letters}
+    one, other = (data.draw(st.permutations(letters)) for _ in range(2))
+    one, other = (mine[: data.draw(st.integers(1, len(mine)))] for mine in (one, other))
+    kept = [letter for letter in letters if letter in {*one, *other} and data.draw(st.booleans())]
+    formula = f"{''.join(one)},{''.join(other)}->{''.join(kept)}"
+    g = np.random.default_rng(len(letters))
+    a, b = (jnp.asarray(g.normal(size=[sizes[letter] for letter in mine]), jnp.float32) for mine in (one, other))
+
+    def function(a: Any, b: Any) -> Any:
+        def product(_: Any, total: Any) -> Any:
+            return total + jax.nn.silu(jnp.einsum(formula, a, b, precision="highest"))
+
+        start = jnp.zeros([sizes[letter] for letter in kept])
+        return jax.lax.cond(a.sum() > -100, lambda s: jax.lax.fori_loop(0, 2, product, s), lambda s: s, start)
+
+    traced = jax.make_jaxpr(function)(a, b)
+    changed = for_one_function(traced)
+    assert "dot_general" not in str(changed)
+    np.testing.assert_allclose(jaxpr_as_fun(changed)(a, b)[0], jaxpr_as_fun(traced)(a, b)[0], atol=1e-4)

@@ -352,4 +352,11 @@ def _gradients(function: Any, y: Array, x: Array, features: PyTree, pullback: An
 
 
 def _take(tree: PyTree, rows: Draw) -> PyTree:
-    return tree if rows.index is None else jax.tree.map(lambda a: a[rows.index], tree)
+    """The rows of a draw, whose places are never negative or behind the last row."""
+    if rows.index is None:
+        return tree
+
+    def take(part: Any) -> Array:
+        return jnp.asarray(part).at[rows.index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+    return jax.tree.map(take, tree)

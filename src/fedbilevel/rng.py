@@ -101,10 +101,12 @@ def keys(root: int, *words: Word | np.ndarray) -> np.ndarray:
         seed.append(rest & _MASK)
         rest >>= 32
     coded = [crc32(word.encode()) if isinstance(word, str) else word for word in words]
-    entropy = np.broadcast_arrays(*(np.asarray(word, np.uint32) for word in (*seed, *coded)))
+    shape = np.broadcast_shapes(*map(np.shape, coded))
+    # An array is as large as the words before it need, and single numbers are arrays, as those may not overflow.
+    entropy = [np.atleast_1d(np.asarray(word, np.uint32)) for word in (*seed, *coded)]
     mixed, constant = list[np.ndarray](), _Constant(0x43B0D7E5, 0x931E8875)
     for i in range(4):
-        mixed.append(constant.hashed(entropy[i] if i < len(entropy) else np.zeros_like(entropy[0])))
+        mixed.append(constant.hashed(entropy[i] if i < len(entropy) else np.zeros(1, np.uint32)))
     for source in range(4):
         for to in range(4):
             if source != to:
@@ -114,7 +116,8 @@ def keys(root: int, *words: Word | np.ndarray) -> np.ndarray:
             mixed[to] = _mix(mixed[to], constant.hashed(word))
     constant = _Constant(0x8B51F9DD, 0x58F38DED)
     low, high, low_2, high_2 = (constant.hashed(word).astype(np.uint64) for word in mixed)
-    return np.stack([low | high << np.uint64(32), low_2 | high_2 << np.uint64(32)], axis=-1)
+    made = np.stack([low | high << np.uint64(32), low_2 | high_2 << np.uint64(32)], axis=-1)
+    return made.reshape(*shape, 2)
 
 
 _MASK = 0xFFFFFFFF

@@ -25,9 +25,9 @@ from ..federation import Federation, drawn_clients
 from ..rng import Address, Kind
 from ..schedules import decay_of, scheduled
 from ..settings import is_settings, numbers_of, with_numbers
-from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
+from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, smallest_type, still_part
 from ._books import Books, Entry, entries, holding, ledger_at
-from ._program import COHORT, PLACE, Block, Given, Program, group_of
+from ._program import COHORT, PLACE, Alike, Block, Given, Program, group_of
 from ._tape import Form, Tape, descriptor_key, make_tape
 from ._watch import Bill, Choice, Cohort, Opaque, Round, Taken, Watch, Watched, unfit
 
@@ -94,6 +94,42 @@ class Planned(NamedTuple):
     rounds: int
     local: int
     iteration: int
+
+
+class Used(NamedTuple):
+    """An iteration that was recorded, and where a block has it.
+
+    at       the rows of the block's code at which it begins
+    rounds   the numbers of rounds before it, and `local` those of local calls
+    """
+
+    recorded: Recorded
+    at: np.ndarray
+    rounds: np.ndarray
+    local: np.ndarray
+
+    def rows(self, own: np.ndarray) -> np.ndarray:
+        """The rows of the block's code for rows of its own code."""
+        return np.add.outer(self.at, own).ravel()
+
+    def starts(self, sampled: Sampled) -> np.ndarray:
+        """The places of its calls that draw an argument."""
+        before = self.local if sampled.kind is Kind.LOCAL else self.rounds
+        return np.add.outer(before, sampled.places).ravel()
+
+
+def _used(planned: Sequence[Planned]) -> tuple[list[Used], int]:
+    """The different iterations of a block, and the length of its code."""
+    known = {id(each.recorded): each.recorded for each in planned}
+    which = np.asarray([id(each.recorded) for each in planned])
+    lengths = np.asarray([len(each.recorded.code) for each in planned])
+    ends = np.cumsum(lengths)
+    counted = np.asarray([(each.rounds, each.local) for each in planned])
+    made = []
+    for key, recorded in known.items():
+        those = which == key
+        made.append(Used(recorded, (ends - lengths)[those], *counted[those].T))
+    return made, int(ends[-1])
 
 
 def blocks_of(engine: Fusible, algorithm: Any, fed: Federation, state: Any) -> Blocks:
@@ -211,7 +247,7 @@ class Blocks:
         if not well:
             self._apart = len(planned)
             return None
-        books.book(ledger, time.perf_counter() - start)
+        books.book(ledger, len(planned), time.perf_counter() - start)
         names = planned[-1].recorded.tape.notes
         self._fed.note(**{name: outcome.notes[name] for name in names})
         count = len(self._forms)
@@ -354,7 +390,7 @@ class Blocks:
 
     def given(self) -> Given:
         if self._given is None:
-            still = jax.tree.map(jnp.asarray, self._still)
+            still = jax.tree.map(Alike.instead, self._still)
             self._given = Given(self._engine.data, jnp.asarray(self._weights), still)
         return self._given
 
@@ -404,49 +440,52 @@ class Blocks:
         state = (*self._leaves, *map(np.float32, self._own), *self.clock(0))
         return self.program.bytes_of_a_run(self.given(), state, block)
 
-    def block(self, planned: Sequence[Planned], size: int, books: Any) -> Block:
+    def block(self, planned: Sequence[Planned], size: int, books: Books) -> Block:
         """The instructions of some iterations, and everything that is drawn for them."""
+        used, length = _used(planned)
         code = np.zeros((size * self._most["code"], self.program.longest), np.int32)
+        for each in used:
+            own = each.recorded.code
+            code[each.rows(np.arange(len(own))), : own.shape[1]] = np.tile(own, (len(each.at), 1))
         cohorts: dict[int, list[np.ndarray]] = {}
-        calls: dict[tuple[str, str], tuple[Descriptor, Kind, list[Any], list[Any]]] = {}
-        everyone = np.arange(self._count)
-        drawn: Counter[str] = Counter()
-        at = 0
-        for recorded, rounds, local, iteration in planned:
-            part = code[at : at + len(recorded.code)]
-            part[:, : recorded.code.shape[1]] = recorded.code
-            at += len(recorded.code)
-            own: dict[Cohort | None, Any] = {None: everyone}
-            places: dict[Cohort, int] = {}
+        everyone, at = np.arange(self._count), 0
+        for recorded, rounds, _, iteration in planned:
+            clients: dict[Cohort | None, Any] = {None: everyone}
             for cohort in recorded.cohorts:
-                own[cohort] = np.sort(self._drawn(cohort, recorded.cohorts, rounds, iteration))
+                clients[cohort] = np.sort(self._drawn(cohort, recorded.cohorts, rounds, iteration))
                 alike = cohorts.setdefault(cohort.size, [])
-                places[cohort] = len(alike)
-                alike.append(own[cohort])
-            for row, cohort in recorded.cohorted:
-                part[row, COHORT] = places[cohort]
-            for group, rows in recorded.grouped.items():
-                part[rows, PLACE] = drawn[group] + np.arange(len(rows))
-                drawn[group] += len(rows)
-                for name, sampled in recorded.sampled[group].items():
-                    start = local if sampled.kind is Kind.LOCAL else rounds
-                    descriptor, kind = sampled.descriptor, sampled.kind
-                    own_calls = calls.setdefault((group, name), (descriptor, kind, [], []))
-                    own_calls[2].append(start + sampled.places)
-                    own_calls[3].extend(own[cohort] for cohort in sampled.cohorts)
-            books.add(recorded.entries, self._holding(recorded, own), recorded.local)
-        moving: dict[str, dict[str, Any]] = {}
-        chances = self._engine.problem.chances
-        for (group, name), (descriptor, kind, starts, who) in calls.items():
-            those = Calls(self._fed.seed, kind, np.concatenate(starts), np.stack(who))
-            made = draw_ahead(descriptor, name, those, self._rows[descriptor.part], chances)
-            capacity = size * self._most["group", group]
-            moving.setdefault(group, {})[name] = jax.tree.map(lambda a, to=capacity: _grown(a, to), made)
-        full = {
-            count: _grown(np.stack(alike).astype(np.int32), size * self._most["cohort", count])
-            for count, alike in cohorts.items()
-        }
-        return Block(np.int32(at), code, full, moving)
+                code[[at + row for row, its in recorded.cohorted if its == cohort], COHORT] = len(alike)
+                alike.append(clients[cohort])
+            books.add(recorded.entries, self._holding(recorded, clients), recorded.local)
+            at += len(recorded.code)
+        stacks = {count: np.stack(alike).astype(np.int32) for count, alike in cohorts.items()}
+        moving = self._moving(used, code, stacks, size)
+        grown = {count: _grown(stack, size * self._most["cohort", count]) for count, stack in stacks.items()}
+        return Block(np.int32(length), code, grown, moving)
+
+    def _moving(
+        self, used: Sequence[Used], code: np.ndarray, stacks: dict[int, np.ndarray], size: int
+    ) -> dict[str, dict[str, Any]]:
+        """What is drawn for the calls of a block, by group. Their places in it are written into the code."""
+        made: dict[str, dict[str, Any]] = {}
+        for group in dict.fromkeys(group for each in used for group in each.recorded.grouped):
+            own = [each for each in used if group in each.recorded.grouped]
+            rows = np.concatenate([each.rows(each.recorded.grouped[group]) for each in own])
+            order = np.argsort(rows)  # what is drawn stands in the order of the calls
+            rows = rows[order]
+            code[rows, PLACE] = np.arange(len(rows))
+            for name, (descriptor, kind, _, cohorts) in own[0].recorded.sampled[group].items():
+                starts = np.concatenate([each.starts(each.recorded.sampled[group][name]) for each in own])[order]
+                if cohorts[0] is None:
+                    who = np.broadcast_to(np.arange(self._count), (len(rows), self._count))
+                else:
+                    who = stacks[cohorts[0].size][code[rows, COHORT]]
+                calls, known = Calls(self._fed.seed, kind, starts, who), self._rows[descriptor.part]
+                chances, number = self._engine.problem.chances, smallest_type(known.capacity)
+                drawn = draw_ahead(descriptor, name, calls, known, chances, number)
+                most = size * self._most["group", group]
+                made.setdefault(group, {})[name] = jax.tree.map(lambda a, to=most: _grown(a, to), drawn)
+        return made
 
     def _holding(self, recorded: Recorded, own: dict[Cohort | None, Any]) -> dict[str, int]:
         """The bytes of held vectors. Where everyone takes part they are the same in every iteration."""
@@ -493,6 +532,8 @@ def _iterations(node: Any) -> list[Recorded]:
 
 def _key(result: Any) -> Any:
     """The result of a choice, as the key of a way."""
+    if isinstance(result, int | np.integer):
+        return int(result)
     array = np.asarray(result)
     return array.shape, array.dtype.str, array.tobytes()
 

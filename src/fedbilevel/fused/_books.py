@@ -7,8 +7,9 @@ which depends on the cohorts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..ledger import Account, Ledger
 from ._watch import Bill, Cohort
@@ -55,29 +56,24 @@ def holding(bills: Sequence[Bill], cohorts: Mapping[Cohort | None, frozenset[int
     return made
 
 
-@dataclass
-class Books:
-    """The sums of the iterations of a block, to be booked when the block is known to be sound."""
+class Books(list[tuple[dict[str, Entry], dict[str, int], int]]):
+    """What each iteration of a block costs, to be booked when it is known which of them are sound."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
-    local: int = 0
+    def add(self, entries: dict[str, Entry], held: dict[str, int], local: int) -> None:
+        """Add an iteration: what it costs, the bytes of vectors that clients are sent to hold, and local calls."""
+        self.append((entries, held, local))
 
-    def add(self, entries: Mapping[str, Entry], held: Mapping[str, int], local: int) -> None:
-        """Add an iteration."""
-        for step, entry in entries.items():
-            own = self.entries.setdefault(step, Entry())
-            own.rounds += entry.rounds
-            own.bytes_up += entry.bytes_up
-            own.bytes_down += entry.bytes_down + held.get(step, 0)
-        self.local += local
-
-    def book(self, ledger: Ledger, seconds: float) -> None:
-        """Book the block. Its seconds are shared out over the steps by their rounds."""
-        rounds = sum(entry.rounds for entry in self.entries.values())
-        for step, entry in self.entries.items():
-            account = ledger.steps.setdefault(step, Account())
-            account.rounds += entry.rounds
-            account.bytes_up += entry.bytes_up
-            account.bytes_down += entry.bytes_down
-            account.seconds += seconds * entry.rounds / max(rounds, 1)
-        ledger.local += self.local
+    def book(self, ledger: Ledger, iterations: int, seconds: float) -> None:
+        """Book the first iterations. Their seconds are shared out over the steps by their rounds."""
+        alike = Counter((id(entries), id(held)) for entries, held, _ in self[:iterations])
+        pages = {(id(page[0]), id(page[1])): page for page in self[:iterations]}
+        rounds = sum(entry.rounds * times for key, times in alike.items() for entry in pages[key][0].values())
+        for key, times in alike.items():
+            entries, held, local = pages[key]
+            for step, entry in entries.items():
+                account = ledger.steps.setdefault(step, Account())
+                account.rounds += times * entry.rounds
+                account.bytes_up += times * entry.bytes_up
+                account.bytes_down += times * (entry.bytes_down + held.get(step, 0))
+                account.seconds += times * seconds * entry.rounds / max(rounds, 1)
+            ledger.local += times * local

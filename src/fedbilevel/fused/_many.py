@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 
 from ..errors import FedBilevelError, StepError
 from ..federation import Federation
-from ..ledger import Ledger
 from ._blocks import AHEAD, DRAWS, LONGEST, Blocks, Planned, Recorded
-from ._books import Books, Entry
+from ._books import Books
 from ._program import COHORT, PLACE, Given, ManyBlock
 
 
@@ -52,21 +51,6 @@ class Arrived(NamedTuple):
     before: Any
     notes: dict[str, Any]
     iterations: int
-
-
-class Pages(list[tuple[dict[str, Entry], dict[str, int], int]]):
-    """What each iteration of a block costs."""
-
-    def add(self, entries: dict[str, Entry], held: dict[str, int], local: int) -> None:
-        """Add an iteration."""
-        self.append((entries, held, local))
-
-    def book(self, ledger: Ledger, iterations: int, seconds: float) -> None:
-        """Book the first iterations."""
-        books = Books()
-        for page in self[:iterations]:
-            books.add(*page)
-        books.book(ledger, seconds)
 
 
 class Merged(NamedTuple):
@@ -123,7 +107,7 @@ class ManyBlocks:
             if not blocks.begun:  # the choices of the next iterations are made known to the first program
                 blocks.plan(AHEAD if left is None else min(AHEAD, max(left, track.iterations)))
             plans.append(blocks.plan(track.iterations))
-        pages = [Pages() for _ in tracks]
+        books = [Books() for _ in tracks]
         longest, (rows, runs) = max(map(len, plans)), self.shape
         size = blocks.part(longest, LONGEST, DRAWS // rows)
         mesh = self._mesh()
@@ -131,7 +115,7 @@ class ManyBlocks:
         compiled = blocks.program.seconds
         try:
             for first in range(0, longest, size):
-                block = self._block(tracks, [plan[first : first + size] for plan in plans], size, pages)
+                block = self._block(tracks, [plan[first : first + size] for plan in plans], size, books)
                 outcome = blocks.program.run_many(self._given(mesh), outcome, block, mesh)
             made: Any = jax.device_get(outcome)
         except FedBilevelError:
@@ -143,17 +127,17 @@ class ManyBlocks:
         share = (self.seconds[0] - compiling) / sum(len(track.lanes) for track in tracks)
         return [
             [
-                self._arrived(made, (row, run), lane, plans[row], pages[row], share)
+                self._arrived(made, (row, run), lane, plans[row], books[row], share)
                 for run, lane in enumerate(track.lanes)
             ]
             for row, track in enumerate(tracks)
         ]
 
     def _arrived(
-        self, made: Any, at: tuple[int, int], lane: Lane, plan: list[Planned], pages: Pages, seconds: float
+        self, made: Any, at: tuple[int, int], lane: Lane, plan: list[Planned], books: Books, seconds: float
     ) -> Arrived:
         count = int(made.ended[at])
-        pages.book(lane.fed.ledger, count, seconds)
+        books.book(lane.fed.ledger, count, seconds)
         leaves = len(jax.tree.leaves(lane.state))
         new, before = (
             self._blocks.state_of([leaf[at] for leaf in part[:leaves]]) for part in (made.state, made.before)
@@ -199,12 +183,12 @@ class ManyBlocks:
         return self._placed[mesh][1]
 
     def _block(
-        self, tracks: Sequence[Track], plans: Sequence[list[Planned]], size: int, pages: Sequence[Pages]
+        self, tracks: Sequence[Track], plans: Sequence[list[Planned]], size: int, books: Sequence[Books]
     ) -> ManyBlock:
         """The merged instructions of some iterations, and everything that is drawn for them."""
         blocks, (rows, _) = self._blocks, self.shape
         singles = []
-        for track, plan, own in zip(tracks, plans, pages, strict=True):
+        for track, plan, own in zip(tracks, plans, books, strict=True):
             blocks.begin(track.lanes[0].fed)
             singles.append(blocks.block(plan, size, own))
         code, places, wanted = list[Any](), list[Any](), list[Any]()

@@ -34,6 +34,33 @@ BEGIN = 0  # the branch that puts the state into registers
 BRANCH, COHORT, PLACE, REGISTERS = range(4)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Alike:
+    """An array of a client that has one number everywhere, the same for all clients. It is part of the program."""
+
+    number: float | bool
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def instead(cls, stacked: np.ndarray) -> Any:
+        """This instead of what the clients have, if that is possible."""
+        first = stacked.ravel()[:1]
+        if first.size and (stacked == first).all():
+            return cls(first[0].item(), stacked.shape[1:], stacked.dtype.str)
+        return jnp.asarray(stacked)
+
+    @classmethod
+    def filled(cls, tree: Any) -> Any:
+        """A tree of one client with the arrays that are meant. They are known while the program is traced."""
+        return jax.tree.map(
+            lambda a: np.full(a.shape, a.number, a.dtype) if isinstance(a, cls) else a,
+            tree,
+            is_leaf=lambda a: isinstance(a, cls),
+        )
+
+
 class Given(NamedTuple):
     """What the clients of a program have: their data, their weights, and by descriptor the still part of draws."""
 
@@ -354,7 +381,7 @@ class Program:
         def one(shared: Any, each: Any) -> Any:
             vectors, arrays = shared
             rows, draws, data, memory = each
-            return perform(self._problem, call, vectors, arrays, rows, draws, {}, data, memory)[0]
+            return perform(self._problem, call, vectors, arrays, rows, Alike.filled(draws), {}, data, memory)[0]
 
         replies = self._each(one, (vectors, arrays), (own(rows), draws, data, memory))
         leaves = jax.tree.leaves(replies)
@@ -388,6 +415,7 @@ class Program:
             part = Moving(None, None)
             if moving is not None and name in moving:
                 part = jax.tree.map(lambda a: a[place], moving[name])
+                part = part._replace(index=None if part.index is None else part.index.astype(np.int32))
             drawn[name] = whole(still[descriptor_key(descriptor)], part, chances)
         return drawn
 

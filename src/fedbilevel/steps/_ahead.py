@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import rng
 from ..rng import Address, Kind, Root
+from ._permutations import as_numpy, permutations
 from ._samples import (
     Chance,
     Chances,
@@ -91,11 +91,15 @@ def draw_ahead(
     calls: Calls,
     rows: Rows,
     chances: Chances | None,
+    number: type[np.integer] = np.int32,
 ) -> Moving:
-    """Draw what the clients of many calls would draw for an argument, one after the other."""
+    """Draw what the clients of many calls would draw for an argument, one after the other.
+
+    The places of rows are numbers of the type that is given.
+    """
     root, kind, places, clients = calls
-    if chances is None and isinstance(root, int) and _as_numpy():
-        return Moving(_indices(descriptor, root, kind, name, places, clients, rows), None)
+    if chances is None and isinstance(root, int) and as_numpy():
+        return Moving(_indices(descriptor, root, kind, name, places, clients, rows, number), None)
     drawn = []
     for place, cohort in zip(places.tolist(), clients, strict=True):
         own, address = descriptor, Address(root, kind, place)
@@ -113,7 +117,14 @@ def _stacked(leaves: Sequence[Any], lead: tuple[int, ...]) -> Any:
 
 
 def _indices(
-    descriptor: Descriptor, root: int, kind: Kind, name: str, places: np.ndarray, clients: np.ndarray, rows: Rows
+    descriptor: Descriptor,
+    root: int,
+    kind: Kind,
+    name: str,
+    places: np.ndarray,
+    clients: np.ndarray,
+    rows: Rows,
+    number: type[np.integer],
 ) -> np.ndarray:
     """The places of the rows of all draws, as `draw` has them."""
     size = descriptor.size
@@ -126,40 +137,21 @@ def _indices(
         own = int(rows.sizes[client])
         taken, longest = steps_of(descriptor, client, own, rows.capacity)
         alike.setdefault((own, taken), []).append(client)
-    made = np.zeros((len(who), longest, size), np.int32)
+    made: Any = None
     for (count, taken), those in alike.items():
-        chosen: Any = slice(None) if len(alike) == 1 else np.flatnonzero(np.isin(who, those))
+        whole = len(alike) == 1
+        chosen: Any = slice(None) if whole else np.flatnonzero(np.isin(who, those))
         if isinstance(descriptor, Epochs):
             width = taken // descriptor.epochs * size  # the last minibatch of a pass may be short
-            orders = _permutations(keys[chosen], descriptor.epochs, count, width)
-            made[chosen, :taken] = orders.reshape(-1, taken, size)
+            orders = permutations(keys[chosen], descriptor.epochs, count, width, number).reshape(-1, taken, size)
         else:
             once = place_of(descriptor) is not None
-            made[chosen, :taken] = _permutations(keys[chosen], 1 if once else taken, count, size)
+            orders = permutations(keys[chosen], 1 if once else taken, count, size, number)
+        if whole and orders.shape[1] == longest:
+            made = orders
+            break
+        if made is None:
+            made = np.zeros((len(who), longest, size), number)
+        made[chosen, :taken] = orders
     made = made.reshape(*clients.shape, *made.shape[1:])
     return made[:, :, 0] if isinstance(descriptor, Sample) else made
-
-
-def _permutations(keys: np.ndarray, count: int, rows: int, width: int) -> np.ndarray:
-    """For each key, the first permutations of so many rows that a generator draws there.
-
-    Each is cut to a width, or filled up to it with zeros.
-    """
-    start, order = np.empty((count, rows), np.int64), np.empty((count, rows), np.int64)
-    start[:] = np.arange(rows)
-    made, rekeyed = np.zeros((len(keys), count, width), np.int32), rng.Rekeyed()
-    turn, permuted, cut = rekeyed.turn, rekeyed.generator.permuted, order[:, :width]
-    for first, second, into in zip(keys[:, 0].tolist(), keys[:, 1].tolist(), made[:, :, :rows], strict=True):
-        turn((first, second))
-        permuted(start, axis=1, out=order)
-        into[:] = cut
-    return made
-
-
-@lru_cache(maxsize=1)
-def _as_numpy() -> bool:
-    """Whether NumPy still draws in the way that is taken for granted here. If not, it is asked for every draw."""
-    seed, places = 2**40, np.arange(3)
-    made = _permutations(rng.keys(seed, "round", places, "u", 3), 2, 50, 50)
-    generators = [rng.generator(seed, "round", int(place), "u", 3) for place in places]
-    return np.array_equal(made, [[g.permutation(50) for _ in range(2)] for g in generators])

@@ -1,0 +1,50 @@
+"""Compiles the library's one file of C where there is a compiler. Without one, NumPy does its work.
+
+An installation from source, by pip or uv, runs this. Set FEDBILEVEL_PURE=1 for a wheel that any machine can use.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("src", "fedbilevel", "steps", "_permute.c")
+OPTIONS = ["-O3", "-std=c11", "-fPIC", "-shared"]
+
+
+class Compiled(BuildHookInterface):
+    """Adds the compiled file to a wheel, which is then for machines of this kind."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel" or os.environ.get("FEDBILEVEL_PURE"):
+            return
+        source = Path(self.root, SOURCE)
+        made = source.with_suffix(".so")
+        if why := compile_file(source, made):
+            made.unlink(missing_ok=True)  # of an earlier installation
+            self.app.display_warning(f"{SOURCE} was not compiled, so NumPy will draw rows, more slowly: {why}")
+            return
+        build_data["artifacts"].append(f"/{made.relative_to(self.root).as_posix()}")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def compile_file(source: Path, made: Path) -> str:
+    """Compile a file of C into a shared library; return why that failed, and nothing if it did not."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    fresh = made.with_name(f"{made.name}.{os.getpid()}")  # a process that has loaded the old file keeps it
+    try:
+        done = subprocess.run([*compiler, *OPTIONS, str(source), "-o", str(fresh)], capture_output=True, text=True)
+    except OSError as error:
+        return str(error)
+    if done.returncode != 0:
+        fresh.unlink(missing_ok=True)
+        return done.stderr.strip() or f"{compiler[0]} ended with {done.returncode}"
+    fresh.replace(made)
+    return ""
