@@ -1,4 +1,4 @@
-"""Compiles the library's one file of C where there is a compiler. Without one, NumPy does its work.
+"""Compiles the library's files of C where there is a compiler. Without one, NumPy and XLA do their work.
 
 An installation from source, by pip or uv, runs this. Set FEDBILEVEL_PURE=1 for a wheel that any machine can use.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src", "fedbilevel", "steps", "_permute.c")
-OPTIONS = ["-O3", "-std=c11", "-fPIC", "-shared"]
+NATIVE = Path("src", "fedbilevel", "native")
+OPTIONS = ["-O3", "-std=gnu11", "-fPIC", "-shared"]
 
 
 class Compiled(BuildHookInterface):
@@ -24,15 +24,25 @@ class Compiled(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or os.environ.get("FEDBILEVEL_PURE"):
             return
-        source = Path(self.root, SOURCE)
-        made = source.with_suffix(".so")
-        if why := compile_file(source, made):
-            made.unlink(missing_ok=True)  # of an earlier installation
-            self.app.display_warning(f"{SOURCE} was not compiled, so NumPy will draw rows, more slowly: {why}")
-            return
-        build_data["artifacts"].append(f"/{made.relative_to(self.root).as_posix()}")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        for source in sorted(Path(self.root, NATIVE).glob("*.c")):
+            made = source.with_suffix(".so")
+            if why := compile_file(source, made):
+                made.unlink(missing_ok=True)  # of an earlier installation
+                self.app.display_warning(f"{source.name} was not compiled, so its work will take longer: {why}")
+                continue
+            build_data["artifacts"].append(f"/{made.relative_to(self.root).as_posix()}")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def headers() -> list[str]:
+    """Where the headers of XLA are, which come with jaxlib, and their version; nothing if it is not there."""
+    try:
+        import jax
+        import jaxlib
+    except ImportError:
+        return []
+    return ["-I", jax.ffi.include_dir(), f'-DJAXLIB="{jaxlib.__version__}"']
 
 
 def compile_file(source: Path, made: Path) -> str:
@@ -40,7 +50,9 @@ def compile_file(source: Path, made: Path) -> str:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     fresh = made.with_name(f"{made.name}.{os.getpid()}")  # a process that has loaded the old file keeps it
     try:
-        done = subprocess.run([*compiler, *OPTIONS, str(source), "-o", str(fresh)], capture_output=True, text=True)
+        done = subprocess.run(
+            [*compiler, *OPTIONS, *headers(), str(source), "-lm", "-o", str(fresh)], capture_output=True, text=True
+        )
     except OSError as error:
         return str(error)
     if done.returncode != 0:

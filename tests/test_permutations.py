@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbilevel import rng
-from fedbilevel.steps import _permutations
+from fedbilevel.native import _library, _permutations
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,9 +32,8 @@ def build() -> ModuleType:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where a test may put a compiled file, which is then the one of the library."""
-    path = tmp_path / "library.so"
-    monkeypatch.setattr(_permutations, "COMPILED", path)
-    return path
+    monkeypatch.setattr(_library, "FOLDER", tmp_path)
+    return tmp_path / "permute.so"
 
 
 def keys(seed: int, count: int) -> np.ndarray:
@@ -80,17 +79,21 @@ def test_without_the_compiled_file_numpy_draws(library: Path) -> None:
     assert found() is None
 
 
-def test_a_file_that_draws_otherwise_is_not_used(build: ModuleType, library: Path) -> None:
+def test_a_file_that_draws_otherwise_is_not_used(
+    build: ModuleType, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a future NumPy would, or an old file after an update: every mask is one bit too narrow here."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
+    right = ROOT / build.NATIVE / "permute.c"
     source = library.with_suffix(".c")
-    source.write_text((ROOT / build.SOURCE).read_text().replace("*next++ & mask", "*next++ & mask >> 1"))
+    source.write_text(right.read_text().replace("*next++ & mask", "*next++ & mask >> 1"))
     assert build.compile_file(source, library) == ""
     assert found() is None
-    assert build.compile_file(ROOT / build.SOURCE, library) == ""
-    library.rename(other := library.with_name("right.so"))  # a process loads a path once
-    _permutations.COMPILED = other  # restored by the fixture
+    other = library.parent / "right" / library.name  # a process loads a path once
+    other.parent.mkdir()
+    assert build.compile_file(right, other) == ""
+    monkeypatch.setattr(_library, "FOLDER", other.parent)
     assert found() is not None
 
 

@@ -60,6 +60,7 @@ ROOMS = [
     "own",
     "batch",
     "steps",
+    "native",
     "data",
     "schedules",
     "settings",

@@ -15,6 +15,7 @@ steps, so they are computed once for all rows:
     v ← v - step (Σ_r m_r (p_r(v) - p_r(a)) φ_rᵀ + decay (∇R(v) - ∇R(a)) + q)
 
 This is two products a step, where the two gradients are four. The gradient of R is a multiple of each array.
+Where `native/softmax.c` was compiled, the whole loop is one call of it, in half of the time.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from jax.flatten_util import ravel_pytree
 
 from .batch import Batch
 from .errors import SettingsError
+from .native import softmax_walk
 from .steps import Stream
 
 PyTree = Any
 Regulariser = Literal["norm", "ridge"]
+SMALL = 64  # layers with fewer weights are left to XLA, which merges so little work with what is around it
 LEAST = 2**16  # the numbers of gathered features, below which a block of steps is not cut further
 
 
@@ -68,7 +71,7 @@ class Layer(NamedTuple):
 
     def scores(self, features: Array) -> Array:
         """W φ_r + b, as an array of classes x rows."""
-        made = self.weight @ features.T
+        made = (features @ self.weight.T).T  # XLA takes half of the time for this order
         return made if self.bias is None else made + self.bias[:, None]
 
     def along(self, changes: Array, features: Array) -> Layer:
@@ -169,13 +172,52 @@ class Softmax:
     def _walk(
         self, start: Layer, known: Array, drift: Layer, step: Array | float, rows: Batch, stream: Stream
     ) -> Layer:
-        """v ← v - step (Σ_r m_r (p_r(v) - k_r) φ_rᵀ + decay ∇R(v)) - drift, with k_r of classes x all rows.
+        """v ← v - step (Σ_r m_r (p_r(v) - k_r) φ_rᵀ + decay ∇R(v)) - drift, with k_r of classes x all rows."""
+        shares = step * jax.vmap(_shares)(stream.draws.weight)
+        operands = (
+            start,
+            drift,
+            known,
+            _features(rows),
+            stream.draws.index,
+            shares,
+            stream.active,
+            step * self.decay,
+        )
+        made: Layer = self._native(*operands)
+        return made
+
+    @property
+    def _native(self) -> Callable[..., Layer]:
+        """The walk by a compiled loop where there is one. JAX differentiates it as it does the walk by XLA."""
+
+        @jax.custom_jvp
+        def walk(start: Layer, drift: Layer, known: Array, *others: Any) -> Layer:
+            smoothing = self.smoothing if self.regulariser == "norm" else None
+            large = start.weight.size >= SMALL
+            made = softmax_walk(smoothing, start, drift, known.T, *others) if large else None
+            return self._by_xla(start, drift, known, *others) if made is None else Layer(*made)
+
+        walk.defjvp(lambda primals, tangents: jax.jvp(self._by_xla, primals, tangents))
+        return walk
+
+    def _by_xla(
+        self,
+        start: Layer,
+        drift: Layer,
+        known: Array,
+        features: Array,
+        index: Array,
+        shares: Array,
+        active: Array,
+        rate: Array | float,
+    ) -> Layer:
+        """The walk by operations of XLA.
 
         The rows of a block of steps are gathered at once, which is faster than a gather in each step. A block has
         about as many rows as the client, so its memory is that of the features.
         """
-        features, count = _features(rows), stream.active.shape[0]
-        size = stream.draws.index.shape[1]
+        count, size = index.shape
         most = max(features.shape[0] // size, LEAST // (size * features.shape[1]), 1)
 
         def block(v: Layer, items: tuple[Array, Array, Array]) -> tuple[Layer, None]:
@@ -188,11 +230,11 @@ class Softmax:
             made = v.along(jax.nn.softmax(v.scores(taken), axis=0) * shares - expected, taken)
 
             def moved(a: Array, g: Array, c: Array) -> Array:
-                return jnp.where(active, a - step * self.decay * self._slope(a, a) - g - c, a)
+                return jnp.where(active, a - rate * self._slope(a, a) - g - c, a)
 
             return v.each(moved, made, drift), None
 
-        items = stream.draws.index, step * jax.vmap(_shares)(stream.draws.weight), stream.active
+        items = index, shares, active
         if count <= most:
             return block(start, items)[0]
         blocks = -(-count // most)

@@ -22,10 +22,11 @@ from ..aggregate import traced_rule
 from ..engines import Fusible
 from ..errors import FedBilevelError, StepError
 from ..federation import Federation, drawn_clients
+from ..native import smallest_type
 from ..rng import Address, Kind
 from ..schedules import decay_of, scheduled
 from ..settings import is_settings, numbers_of, with_numbers
-from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, smallest_type, still_part
+from ..steps import Calls, Descriptor, Rows, draw, draw_ahead, moving_part, still_part
 from ._books import Books, Entry, entries, holding, ledger_at
 from ._program import COHORT, PLACE, Alike, Block, Given, Program, group_of
 from ._tape import Form, Tape, descriptor_key, make_tape

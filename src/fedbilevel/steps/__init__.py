@@ -2,7 +2,6 @@
 
 from ._ahead import Calls, Moving, Rows, draw_ahead, draw_still, moving_part, still_part, whole
 from ._loops import repeat, sgd, solve, svrg, walk
-from ._permutations import smallest_type
 from ._replies import XY, YY, Form, Next, Own, ReplyField, Role, Scalar, Scalars, W, X, Y, present
 from ._samples import (
     Chance,
@@ -59,7 +58,6 @@ __all__ = [
     "present",
     "repeat",
     "sgd",
-    "smallest_type",
     "solve",
     "steps_of",
     "still_part",

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import rng
+from ..native import as_numpy, permutations
 from ..rng import Address, Kind, Root
-from ._permutations import as_numpy, permutations
 from ._samples import (
     Chance,
     Chances,

@@ -1,6 +1,6 @@
 """Permutations for many keys at once, as NumPy's generators draw them.
 
-`_permute.c` draws them in a fifth of NumPy's time and without Python's lock. It is compiled when the library is
+`permute.c` draws them in a fifth of NumPy's time and without Python's lock. It is compiled when the library is
 installed from source on a machine with a C compiler. Without it NumPy draws, with the same result.
 """
 
@@ -9,14 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .. import rng
+from ._library import compiled
 
-COMPILED = Path(__file__).with_name("_permute.so")
 Permute = Callable[[np.ndarray, int, int, int, type[np.integer]], np.ndarray]
 
 
@@ -55,9 +53,8 @@ def with_numpy(keys: np.ndarray, count: int, rows: int, width: int, number: type
 @lru_cache(maxsize=1)
 def _compiled() -> Permute | None:
     """The compiled function; None if there is none, or if it does not draw as this NumPy does."""
-    try:
-        function: Any = ctypes.CDLL(str(COMPILED)).fedbilevel_permutations
-    except (OSError, AttributeError):
+    function = compiled("permute.so", "fedbilevel_permutations")
+    if function is None:
         return None
     whole, short, place = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
     function.argtypes, function.restype = [place, whole, whole, short, whole, short, place, place], None
