@@ -70,7 +70,7 @@ def _along(primals: Any, tangents: Any, *, what: Taken, **how: Any) -> Any:
     """The derivative of a derivative: a product with a second one, each time that it is applied."""
     moving = [each for each in tangents if not isinstance(each, ad.Zero)]
     product = what._replace(derivative=PRODUCT)
-    return taking.bind(*primals, what=what, **how), taking.bind(*moving, what=product, **how)
+    return taking.bind(*primals, what=what, **how), taking.bind(*primals, *moving, what=product, **how)
 
 
 taking.def_abstract_eval(_shape)
