@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -493,9 +494,7 @@ TRACED = [
 
 @QUICK
 @given(
-    rows=arrays(
-        np.float32, st.tuples(st.integers(3, 8), st.integers(1, 3)), elements=st.sampled_from([-2, 0, 0.5, 3])
-    ),
+    rows=arrays(np.float32, st.sampled_from([(3, 1), (4, 3), (7, 2)]), elements=st.sampled_from([-2, 0, 0.5, 3])),
     rule=st.sampled_from(TRACED),
     data=st.data(),
 )
@@ -507,7 +506,8 @@ def test_a_rule_within_a_program_is_the_rule_on_the_host(rows: np.ndarray, rule:
     traced = traced_rule(rule)
     assert traced is not None
     expected = rule(rows, weights.astype(np.float64))
-    np.testing.assert_allclose(traced(jnp.asarray(rows), jnp.asarray(weights)), expected, atol=2e-6)
+    made = jax.jit(traced)(rows, weights)
+    np.testing.assert_allclose(made, expected, atol=2e-6)
 
 
 def test_rules_that_need_the_host_or_may_change_are_not_traced() -> None:

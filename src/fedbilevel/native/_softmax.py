@@ -15,6 +15,7 @@ from jaxlib.version import __version__ as jaxlib
 from ._library import compiled
 
 TARGET = "fedbilevel_softmax_walk"
+KIND = 0  # 1, 2, 3: plain C, AVX2, AVX-512; 0: what the processor has
 
 
 @lru_cache(maxsize=1)
@@ -59,6 +60,7 @@ def softmax_walk(
     settings: dict[str, Any] = {
         "norm": np.int32(smoothing is not None),
         "smoothing": np.float32((smoothing or 0) ** 2),
+        "kind": np.int32(KIND),
     }
     numbers = jnp.asarray(index, jnp.int32), shares, jnp.asarray(active, bool), jnp.asarray(rate, jnp.float32)
     weight, moved = call(layer[0], bias, known, drift[0], bias_drift, features, *numbers, **settings)

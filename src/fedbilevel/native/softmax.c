@@ -62,15 +62,16 @@ const char *fedbilevel_jaxlib(void) { return JAXLIB; } /* the version whose head
 
 typedef void Walk(const Sizes *, const Client *, float *);
 
-static Walk *best(void) {
-#if defined(WALK) /* one of them, for tests */
-    return WALK;
-#endif
+/* The loop for this processor. A kind of 1, 2 or 3 asks for one of the three; NULL if this processor does not have it. */
+static Walk *walk_of(int32_t kind) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return walk_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return walk_avx2;
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    int half = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (kind == 3 || (kind == 0 && wide)) return wide ? walk_avx512 : NULL;
+    if (kind == 2 || (kind == 0 && half)) return half ? walk_avx2 : NULL;
+#else
+    if (kind > 1) return NULL;
 #endif
     return walk_plain;
 }
@@ -102,8 +103,11 @@ XLA_FFI_Error *fedbilevel_softmax_walk(XLA_FFI_CallFrame *frame) {
     }
     const XLA_FFI_Api *api = frame->api;
     const void *norm = number(&frame->attrs, "norm"), *smoothing = number(&frame->attrs, "smoothing");
-    if (frame->args.size != OPERANDS || frame->rets.size != 2 || !norm || !smoothing)
+    const void *kind = number(&frame->attrs, "kind");
+    if (frame->args.size != OPERANDS || frame->rets.size != 2 || !norm || !smoothing || !kind)
         return failed(api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "softmax_walk: wrong operands");
+    Walk *walk = walk_of(*(const int32_t *)kind);
+    if (walk == NULL) return failed(api, XLA_FFI_Error_Code_UNIMPLEMENTED, "softmax_walk: not with this processor");
     const XLA_FFI_Buffer *in[OPERANDS], *out[2] = {frame->rets.rets[0], frame->rets.rets[1]};
     int64_t lead = out[0]->rank - 2, count = 1;
     for (int64_t i = 0; i < lead; i++) count *= out[0]->dims[i];
@@ -119,7 +123,6 @@ XLA_FFI_Error *fedbilevel_softmax_walk(XLA_FFI_CallFrame *frame) {
     size_t numbers = (size_t)(2 * z.even * z.wide + z.size * z.wide + 2 * z.even * z.room + z.room + z.even);
     float *room = aligned_alloc(64, (numbers * sizeof *room + 63) / 64 * 64);
     if (room == NULL) return failed(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "softmax_walk: no memory");
-    Walk *walk = best();
     for (int64_t n = 0; n < count; n++) {
         int64_t at[OPERANDS];
         for (int i = 0; i < OPERANDS; i++) {
