@@ -157,6 +157,7 @@ class Program:
         self._registers: dict[Form, int] = {}
         self._notes: dict[str, Form] = {}
         self._compiled: dict[Any, Any] = {}  # by the shapes of what is given
+        self._bytes: dict[Any, int] = {}  # that a run needs, by what the program consists of
         self.longest = 0
         self.seconds = 0.0  # spent on compiling programs of many runs
 
@@ -247,6 +248,12 @@ class Program:
 
     def bytes_of_a_run(self, given: Given, state: tuple[Any, ...], block: Block) -> int:
         """About how many bytes a run needs: its registers, and all values of the largest branch."""
+        grown = self.branches, *self._registers.items()
+        if grown not in self._bytes:
+            self._bytes = {grown: self._bytes_of_a_run(given, state, block)}
+        return self._bytes[grown]
+
+    def _bytes_of_a_run(self, given: Given, state: tuple[Any, ...], block: Block) -> int:
         start = self._start(state)
         row = jnp.zeros(self.longest, np.int32)
         at = At(row, row[0], row[0])
