@@ -31,6 +31,8 @@ typedef struct {
     float rate, *made, *made_b;
 } Client;
 
+typedef float Four __attribute__((vector_size(16)));
+
 static inline float slope(const Sizes *z, float square) {
     if (!z->norm) return 1.0f;
     float root = sqrtf(square + z->smoothing);

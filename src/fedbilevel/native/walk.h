@@ -17,11 +17,10 @@ TARGET static inline Floats NAME(load)(const float *from) {
 TARGET static inline void NAME(store)(float *to, Floats made) { memcpy(to, &made, sizeof made); }
 
 TARGET static inline float NAME(sum)(Floats all) {
-    float each[LANES], total[4] = {0};
-    NAME(store)(each, all);
-    for (int i = 0; i < LANES; i += 4)
-        for (int j = 0; j < 4; j++) total[j] += each[i + j];
-    return (total[0] + total[1]) + (total[2] + total[3]);
+    union { Floats all; Four fours[LANES / 4]; } parts = {all};
+    Four total = parts.fours[0];
+    for (int i = 1; i < LANES / 4; i++) total += parts.fours[i];
+    return (total[0] + total[2]) + (total[1] + total[3]);
 }
 
 TARGET static inline Floats NAME(where)(Ints which, Floats one, Floats other) {
@@ -48,20 +47,23 @@ TARGET static inline Floats NAME(exp)(Floats x) {
 
 /* s[c][r] = <w[c], x[r]>, for two classes and five rows at a time. */
 TARGET static void NAME(scores)(const Sizes *z, const float *w, const float *x, float *s) {
+    const int64_t wide = z->wide;
     for (int64_t c = 0; c < z->classes; c += 2) {
+        const float *one = w + c * wide, *other = one + wide;
         for (int64_t r = 0; r < z->size; r += 5) {
-            Floats made[2][5] = {{{0}}};
-            const float *own = w + c * z->wide, *rows = x + r * z->wide;
-            for (int64_t f = 0; f < z->wide; f += LANES) {
-                Floats one = NAME(load)(own + f), other = NAME(load)(own + z->wide + f);
-                for (int i = 0; i < 5; i++) {
-                    Floats row = NAME(load)(rows + i * z->wide + f);
-                    made[0][i] += one * row;
-                    made[1][i] += other * row;
-                }
+            const float *x0 = x + r * wide, *x1 = x0 + wide, *x2 = x1 + wide, *x3 = x2 + wide, *x4 = x3 + wide;
+            Floats a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, a4 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0}, b4 = {0};
+            for (int64_t f = 0; f < wide; f += LANES) {
+                Floats u = NAME(load)(one + f), v = NAME(load)(other + f), row;
+                row = NAME(load)(x0 + f), a0 += u * row, b0 += v * row;
+                row = NAME(load)(x1 + f), a1 += u * row, b1 += v * row;
+                row = NAME(load)(x2 + f), a2 += u * row, b2 += v * row;
+                row = NAME(load)(x3 + f), a3 += u * row, b3 += v * row;
+                row = NAME(load)(x4 + f), a4 += u * row, b4 += v * row;
             }
-            for (int j = 0; j < 2; j++)
-                for (int i = 0; i < 5; i++) s[(c + j) * z->room + r + i] = NAME(sum)(made[j][i]);
+            float *to = s + c * z->room + r, *next = to + z->room;
+            to[0] = NAME(sum)(a0), to[1] = NAME(sum)(a1), to[2] = NAME(sum)(a2), to[3] = NAME(sum)(a3), to[4] = NAME(sum)(a4);
+            next[0] = NAME(sum)(b0), next[1] = NAME(sum)(b1), next[2] = NAME(sum)(b2), next[3] = NAME(sum)(b3), next[4] = NAME(sum)(b4);
         }
     }
 }
