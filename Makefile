@@ -1,6 +1,7 @@
 # Every target makes its own environment in .venv; nothing else has to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
+NEEDED := .venv/.needed
 BASE := .venv/.base
 READY := .venv/.ready
 DOCS := .venv/.docs
@@ -97,12 +98,16 @@ clean:
 # The locks are complete, so nothing is resolved (--no-deps): pip would look at newer releases for a requirement with extras,
 # such as coverage[toml], and refuse them as not pinned. `pip check` tells whether a package is missing.
 # The demo needs the base installation only: no Ray, no FLARE and no tools for tests.
-$(BASE): pyproject.toml requirements/build.txt requirements/base.txt
+$(NEEDED): pyproject.toml requirements/build.txt requirements/base.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(PIP) --require-hashes --no-deps --only-binary :all: --requirement requirements/build.txt
 	$(call INSTALL,$(BIN)/python,--require-hashes --no-build-isolation --no-deps --requirement requirements/base.txt)
+	@touch $@
+
+# An installation compiles the files of C, so it is done again when one of them changes.
+$(BASE): $(NEEDED) hatch_build.py $(wildcard src/fedbilevel/native/*.[ch])
 	$(call INSTALL,$(BIN)/python,--no-deps --no-build-isolation --no-index --editable .)
 	@touch $@
 
