@@ -47,6 +47,8 @@ def headers() -> list[str]:
 
 def compile_file(source: Path, made: Path) -> str:
     """Compile a file of C into a shared library; return why that failed, and nothing if it did not."""
+    if '#include "xla/' in source.read_text() and not headers():
+        return "the environment that builds has no jax, whose headers are needed: pip install --no-build-isolation"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     fresh = made.with_name(f"{made.name}.{os.getpid()}")  # a process that has loaded the old file keeps it
     try:

@@ -97,6 +97,14 @@ def test_a_file_that_draws_otherwise_is_not_used(
     assert found() is not None
 
 
+def test_an_environment_that_builds_without_jax_is_told_what_it_lacks(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "headers", lambda: [])
+    why = build.compile_file(ROOT / build.NATIVE / "softmax.c", tmp_path / "softmax.so")
+    assert "no jax" in why and "--no-build-isolation" in why and not list(tmp_path.iterdir())
+
+
 def test_a_file_that_cannot_be_compiled_is_told_and_leaves_nothing(build: ModuleType, tmp_path: Path) -> None:
     source = tmp_path / "wrong.c"
     source.write_text("this is not C")
