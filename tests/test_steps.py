@@ -202,7 +202,12 @@ def loop(batches: list[Any], step: float, corrected: bool, slope: Slope = tanh) 
     return v
 
 
-@pytest.mark.parametrize("slope", [tanh, square])
+def step(s: Any) -> Any:
+    """Of a zigzag: -1 or 1. Its derivative is zero, and yet it differs between v and the anchor."""
+    return jnp.sign(jnp.sin(20 * s)) if isinstance(s, Array) else np.sign(np.sin(20 * s))
+
+
+@pytest.mark.parametrize("slope", [tanh, square, step])
 @pytest.mark.parametrize("tau", [1, 2, 5])
 @pytest.mark.parametrize("size", [3, None], ids=["minibatch", "full batch"])
 def test_svrg_and_sgd_are_the_plain_loops(tau: int, size: int | None, slope: Slope) -> None:
@@ -228,6 +233,9 @@ def test_svrg_and_sgd_are_the_plain_loops(tau: int, size: int | None, slope: Slo
         (False, jax.grad(lambda v: jnp.sum(v**3))),
         (False, jax.grad(lambda v: jnp.where(v[0] > 0, 1.0, 2.0) * jnp.sum(v**2))),  # affine on each side only
         (False, lambda v: jnp.abs(v)),
+        (False, jax.grad(lambda v: jnp.sum(jnp.maximum(0, 1 - ROWS @ v)))),  # steps, whose derivative is zero
+        (False, jax.grad(lambda v: jnp.sum(jnp.abs(ROWS @ v - 1)))),
+        (False, lambda v: v + jax.lax.stop_gradient(v**2)),
         (False, lambda v: jax.jit(lambda w: v * w)(v)),
         (False, lambda v: jax.lax.scan(lambda c, _: (c * v, None), v, length=2)[0]),
     ],
